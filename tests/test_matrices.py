@@ -17,7 +17,7 @@ from test_tables import convert, make_table, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.conversion.matrix_files import MatrixReader
+from streamcd.conversion.matrix_files import NpzReader
 from streamcd.conversion.sources import Reading
 
 N_ROWS, N_COLUMNS = 300, 12
@@ -126,7 +126,7 @@ def test_a_model_of_arrays_predicts_a_file_of_them(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (np.ones((2, 2)), "row 1: expected labels, found none"),
-        ((np.ones((2, 2)), np.ones(3)), "row 1: expected a label for each of 2 rows"),
+        ((np.ones((2, 2)), np.ones(3)), "row 1: expected numbers as labels, one for each of 2 rows"),
         ((np.array([[1.0, np.nan]]), np.ones(1)), "row 1: expected a finite value, found nan"),
         ((np.ones((2, 2)), None), "row 1: expected labels, found none"),
         ((np.ones(2), np.ones(2)), "expected X with two dimensions, of numbers"),
@@ -208,9 +208,9 @@ def test_an_archive_need_not_fit_in_memory(tmp_path: Path, compressed: bool) -> 
     path = tmp_path / "m.npz"
     arrays = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
     (np.savez_compressed if compressed else np.savez)(path, **arrays, y=np.arange(n) % 2)
-    reader = MatrixReader([str(path)], "", Reading(batch_bytes=1 << 20), sparse=True)
-    block = next(iter(reader.blocks(reader.pieces(3)[1:], 0, {})))
+    reader = NpzReader([str(path)], "", Reading(batch_bytes=1 << 20))
+    block = next(iter(reader.blocks(reader.pieces(3)[1:], {})))
     assert block.label is not None
-    assert (block.message(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
+    assert (block.place(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
     assert block.content.indices.nbytes < 1 << 20
     assert streamcd.convert(path, tmp_path / "out", memory="255MB").n_rows == n

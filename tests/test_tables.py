@@ -164,7 +164,7 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected one use of it, found two"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected one use of it, found two"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column .w.: expected one use of it"),
-        ("a,y\n\xe9,1\n", {"label": "y"}, r"none besides 'y'; 'a' is left out: it holds values of type text not in UTF-8"),
+        ("a,y\n\xe9,1\n", {"label": "y"}, r"none besides 'y'; 'a' is left out: it holds bytes that are no text in UTF-8"),
         ("1,0.5,2\n0,1,2\n", {"label": "y"}, r"t\.csv:1: expected the names of the columns, found numbers"),
         ("a,y\n1,\n", {"label": "y"}, r"t\.csv:2: column 'y': expected a label, found None; correct"),
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
@@ -292,7 +292,7 @@ def test_a_column_chunk_that_explodes_is_refused(tmp_path: Path) -> None:
     table = pa.table({"x": pa.repeat(pa.scalar(3.25), n), "y": pa.repeat(pa.scalar(1), n)})
     path = tmp_path / "bomb.parquet"
     pa.parquet.write_table(table, path, use_dictionary=False, compression="zstd", row_group_size=n)
-    with pytest.raises(StreamcdError, match=r"column 'x': expected at most .* to decompress at a time"):
+    with pytest.raises(StreamcdError, match=r"column 'x': expected at most .* to decode at a time"):
         streamcd.convert(path, tmp_path / "out", label="y", memory="250MB")
 
 
@@ -304,9 +304,7 @@ def test_lists_that_explode_are_refused(tmp_path: Path, n_rows: int) -> None:
     index, value = (pa.array(np.ones(ends[-1], kind)) for kind in (np.int32, np.float32))
     lists = {"i": pa.ListArray.from_arrays(ends, index), "v": pa.ListArray.from_arrays(ends, value)}
     pa.parquet.write_table(pa.table({"y": np.arange(n_rows) % 2, **lists}), path, compression="zstd")
-    with pytest.raises(
-        StreamcdError, match=r"'i.list.element' and 'v.list.element': expected at most .* that become 6"
-    ):
+    with pytest.raises(StreamcdError, match=r"'i.list.element'.*: expected at most .* that become"):
         streamcd.convert(path, tmp_path / "out", label="y", features="i:v", memory="250MB")
 
 
@@ -331,7 +329,7 @@ def test_long_strings_of_one_prefix_are_refused(tmp_path: Path) -> None:
     pa.parquet.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encodings)
     assert path.stat().st_size < 2_000_000
     with pytest.raises(
-        StreamcdError, match=r"expected rows that fit in .*, found some of 500 kB each, decoded"
+        StreamcdError, match=r"expected at most .* to decode at a time .*, found rows of 500 kB each, decoded"
     ):
         streamcd.convert(path, tmp_path / "out", label="y", memory="250MB")
 

@@ -168,7 +168,7 @@ def test_what_is_no_target_is_refused_in_one_line(
 def test_strings_are_no_targets(tmp_path: Path) -> None:
     X, y = made_rows()
     for source, target in ((frame_of(X, y.astype(str)), "y"), ((X, y.astype(str)), True)):
-        with pytest.raises(StreamcdError, match="expected numbers as targets, found"):
+        with pytest.raises(StreamcdError, match="expected numbers as targets, one"):
             convert(source, tmp_path / "data", target=target)
 
 

@@ -13,51 +13,31 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError, first_of
+from ..core.errors import DataError, UsageError, file_named
 from ..core.files import describe_set_aside
 from ..core.memory_budget import format_size
 from ..core.parallel import AHEAD, ahead
 from ..core.storage import Url, file_size, location, open_bytes
-
-STANDARD_INPUT = "-"
-BLOCK_BYTES = 8 << 20
-"""Bytes of text that are parsed at a time, at most."""
+from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_name, refusing_damage
 
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Bounds on the bytes of a range if several processes read."""
-
-DECODER_BYTES = 70 << 20
-"""Enough for xz -9."""
 
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_EXPANSION = 8  # of compressed text
 _COMPRESSED_READ_BYTES = 1 << 18
-
-
-@dataclass(frozen=True)
-class ByteBlock:
-    """Lines of one source: ``buffer[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
-
-    buffer: bytearray  # reused after the next block but one is requested
-    start: int
-    stop: int
-    name: str  # of the source, in messages
-    first: bool  # of its source
-    bytes_read: int  # of all sources so far; compressed where they are
-
-    def as_array(self) -> np.ndarray:
-        """The buffer as bytes, padding included, without a copy."""
-        return np.frombuffer(self.buffer, dtype=np.uint8)
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
@@ -124,61 +104,15 @@ def _visible(paths: Iterable[Path], root: Path, hidden: str = "._") -> list[str]
     )
 
 
-def display_name(source: str) -> str:
-    """Return the name of a source for messages."""
-    return "standard input" if source == STANDARD_INPUT else source
-
-
-def total_bytes(paths: Sequence[str]) -> int | None:
-    """Sum the bytes of all files on disk; None if one can only be read from its beginning to its end.
-
-    Such are standard input, pipes, and URLs of servers without ranges.
-    """
-    total = 0
-    for path in paths:
-        if path == STANDARD_INPUT or (n_bytes := file_size(path)) is None:
-            return None
-        total += n_bytes
-    return total
-
-
-class NoRows(DataError):
-    """A source without a row."""
-
-
-def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
-    """Refuse sources without a row."""
-    if not n_rows:
-        names = first_of([*map(display_name, paths)], 3)
-        raise NoRows(f"{names}: expected {what}, found none; check that this is the file meant")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # One source
 
 
-class Piece(NamedTuple):
-    """Bytes of a text, from line to line, or row groups, batches or rows of a file; all of it where `stop` is None."""
-
-    path: str
-    start: int = 0
-    stop: int | None = None
-    n_bytes: int = 0  # on disk
-    head: bytes = b""  # already read, of a source that can be read only once
-
-    @classmethod
-    def whole(cls, path: str, head: bytes = b"") -> Piece:
-        return cls(path, n_bytes=file_size(path) or 0, head=head)
-
-
-class _Counted(io.RawIOBase):
+class _Input(io.RawIOBase):
     """File that counts the bytes read, up to `n_bytes`, and whose first bytes can be inspected before they are read."""
 
-    def __init__(self, file: Any, n_bytes: int | None = None, head: bytes = b"") -> None:
-        self._file = file
-        self._limit = n_bytes
-        self._head = head
-        self.n_bytes = 0
+    def __init__(self, file: Any, n_bytes: int | None = None) -> None:
+        self._file, self._limit, self._head, self.n_bytes = file, n_bytes, b"", 0
 
     def readable(self) -> bool:
         return True
@@ -189,52 +123,231 @@ class _Counted(io.RawIOBase):
         return self._head
 
     def readinto(self, buffer: Any) -> int:
+        if self._limit is not None:
+            buffer = buffer[: self._limit - self.n_bytes]
         if self._head:
             size = min(len(buffer), len(self._head))
-            buffer[:size] = self._head[:size]
-            self._head = self._head[size:]
+            buffer[:size], self._head = self._head[:size], self._head[size:]
         else:
-            if self._limit is not None:
-                buffer = buffer[: max(self._limit - self.n_bytes, 0)]
             size = self._file.readinto(buffer) or 0
         self.n_bytes += size
         return size
 
     def close(self) -> None:
-        if not self.closed:
-            self._file.close()
+        self._file.close()
         super().close()
 
 
-def _open(part: Piece) -> _Counted:
-    if part.path == STANDARD_INPUT:
-        # closing the copy leaves the process's own standard input alone
-        return _Counted(open(os.dup(sys.stdin.fileno()), "rb", buffering=0), head=part.head)
-    file = open_bytes(part.path)
-    if part.stop is None:
-        return _Counted(file)
-    file.seek(part.start)
-    return _Counted(file, part.n_bytes)
+@lru_cache(maxsize=1)
+def _standard_input(stdin: Any) -> _Input:
+    # closing the copy leaves the process's own standard input alone
+    return _Input(open(os.dup(stdin.fileno()), "rb", buffering=0))
 
 
-def read_head(part: Piece, n_bytes: int, decoder_bytes: int = DECODER_BYTES) -> tuple[bytes, bytes]:
-    """Read the first bytes of a file: as they are, and decompressed up to `n_bytes` of them."""
-    found = part.head
-    if not found:
-        with _open(part) as raw:
-            found = raw.peek(n_bytes)
-    file = _decompressed(_Counted(io.BytesIO(found)), True, decoder_bytes)
+def _open(piece: Piece) -> _Input:
+    if piece.path == STANDARD_INPUT:
+        if _standard_input(sys.stdin).closed:  # read to its end before
+            _standard_input.cache_clear()
+        return _standard_input(sys.stdin)
+    file = open_bytes(piece.path)
+    if piece.stop is None:
+        return _Input(file)
+    file.seek(piece.start)
+    return _Input(file, piece.stop - piece.start)
+
+
+def read_head(path: str, n_bytes: int, decoder_bytes: int) -> bytes:
+    """Read the first bytes of the text of a file, decompressed; those of standard input can be read again."""
+    raw = _open(Piece(path))
+    if path == STANDARD_INPUT:
+        raw = _Input(io.BytesIO(raw.peek(n_bytes)))
     text, size = bytearray(n_bytes), 0
-    with suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:  # it is cut off
+    # what is cut off, or damaged, ends here
+    with raw, suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:
+        file = _decompressed(raw, path, decoder_bytes)
         while size < n_bytes and (more := file.readinto(room[size : size + (1 << 14)])):
             size += more
-    return found, bytes(text[:size])
+    return bytes(text[:size])
 
 
 def is_compressed(path: str) -> bool:
     """Return whether a file is compressed, by its first bytes."""
     with open_bytes(path) as file:
         return (file.read(6) or b"").startswith(tuple(_CODECS))
+
+
+class _XzStreams:
+    """Text of xz streams, one after another; `lzma.LZMAFile` takes a damaged one for the end of the file.
+
+    A stream that asks for more than `memory_bytes`, most of it for its dictionary, is refused.
+    """
+
+    def __init__(self, raw: _Input, name: str, memory_bytes: int) -> None:
+        self._raw, self._name, self._memory_bytes = raw, name, memory_bytes
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory_bytes)
+
+    def readinto(self, view: memoryview) -> int:
+        text = b""
+        while not text:
+            given = b""
+            if self._decoder.eof:
+                given = self._decoder.unused_data
+                while not given.lstrip(b"\0") and (more := self._raw.read(_COMPRESSED_READ_BYTES)):
+                    given = given[: len(given) % 4] + more
+                stream = given.lstrip(b"\0")  # zeros in fours come between streams and after the last one
+                if (len(given) - len(stream)) % 4:
+                    raise lzma.LZMAError("bytes after a stream that are no stream")
+                if not stream:
+                    break
+                given, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
+            elif self._decoder.needs_input and not (given := self._raw.read(_COMPRESSED_READ_BYTES) or b""):
+                raise EOFError("it ends within a stream")
+            try:
+                text = self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES))
+            except lzma.LZMAError as error:
+                if "Memory usage limit" not in str(error):
+                    raise
+                raise DataError(
+                    f"{self._name}: expected a compressed file that this memory budget has room to read, found one with a "
+                    "larger dictionary; give a larger --memory, or compress it anew with a smaller preset (xz -6)"
+                ) from None
+        view[: len(text)] = text
+        return len(text)
+
+
+def _decompressed(raw: _Input, name: str, memory_bytes: int) -> Any:
+    """Open the text of a whole file, decompressed according to its first bytes."""
+    head = raw.peek(6)
+    codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
+    if codec is None:
+        return raw
+    if codec == "xz":
+        return _XzStreams(raw, name, memory_bytes)
+    import pyarrow as pa  # only compressed input needs it
+
+    return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Blocks of lines, read ahead
+
+
+@dataclass(frozen=True)
+class ByteBlock:
+    """Lines of one source: ``buffer[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
+
+    buffer: bytearray  # reused after the next block but one is requested
+    start: int
+    stop: int
+    name: str  # of the source, in messages
+    first: bool  # of its source
+    bytes_read: int  # of all sources so far; compressed where they are
+
+    def as_array(self) -> np.ndarray:
+        """The buffer as bytes, padding included, without a copy."""
+        return np.frombuffer(self.buffer, dtype=np.uint8)
+
+
+def last_line_end(buffer: bytearray, size: int) -> int:
+    """Return where the last whole line of a buffer's first bytes ends; 0 where none does."""
+    return buffer.rfind(b"\n", 0, size) + 1
+
+
+def read_blocks(
+    pieces: Sequence[Piece], reading: Reading, last_end: Callable[[bytearray, int], int] = last_line_end
+) -> Generator[ByteBlock, None, None]:
+    """Read pieces one after another in blocks of whole lines; an empty source gives one empty block.
+
+    Three blocks are in memory, besides what decompression takes; a block may grow for a line, and a decoder of xz take
+    memory, as far as `reading` allows. `last_end` finds the ends of lines, or of records.
+    """
+    return ahead(_blocks(pieces, reading, last_end))
+
+
+def _blocks(
+    pieces: Sequence[Piece], reading: Reading, last_end: Callable[[bytearray, int], int]
+) -> Generator[ByteBlock, None, None]:
+    """Read blocks of lines into buffers that are used in turn."""
+    block_bytes, most = reading.block_bytes, reading.max_line_bytes
+    bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
+    for piece in pieces:
+        name = display_name(piece.path)
+        with _open(piece) as raw:
+            file = _decompressed(raw, name, reading.decoder_bytes) if piece.stop is None else raw
+            tail, first, more = b"", piece.start == 0, True
+            while more:
+                buffer, size = buffers.popleft(), len(tail)
+                if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
+                    buffer = bytearray(max(size, block_bytes) + PADDING)
+                buffer[:size] = tail
+                while True:  # until the buffer holds the end of a line
+                    room = len(buffer) - PADDING
+                    with memoryview(buffer) as view:
+                        size += _fill(file, view[size:room], name)
+                    more = size == room
+                    if not more or (stop := last_end(buffer, size)):
+                        break
+                    if room >= most:
+                        raise DataError(
+                            f"{name}: expected lines of at most {format_size(most)} under this memory budget, found a "
+                            "longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
+                        )
+                    buffer = buffer + bytes(min(2 * room, most) - room)
+                buffers.append(buffer)
+                if not more:
+                    if size and buffer[size - 1] != 0x0A:
+                        buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
+                        size += 1
+                    stop = size
+                tail = bytes(memoryview(buffer)[stop:size])
+                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
+                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
+                first = False
+            bytes_before += raw.n_bytes
+
+
+def _fill(file: Any, view: memoryview, name: str) -> int:
+    """Read until the view is full or the source ends; return the bytes read."""
+    filled, found = 0, "expected a whole compressed file, found a truncated or damaged one"
+    with refusing_damage((EOFError, lzma.LZMAError), found, name), file_named(name):
+        while filled < len(view) and (size := file.readinto(view[filled:])):
+            filled += size
+    return filled
+
+
+@dataclass(frozen=True)
+class TextReader(Reader):
+    """Base of readers of text, whose pieces are ranges of bytes."""
+
+    paths: list[str]
+    reading: Reading
+
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
+        return sum(
+            (_EXPANSION if piece.stop is None and is_compressed(piece.path) else 1) * piece.n_bytes
+            for piece in pieces
+        )
+
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        if n_tasks == 1:
+            return super().pieces()
+        size = sum(file_size(path) or 0 for path in self.paths) // n_tasks
+        return [*cut_into_ranges(self.paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))]
+
+    def count(self, piece: Piece) -> Counted:
+        n_rows = n_lines = 0
+        whole = True
+        with closing(read_blocks([piece], self.reading, self.last_end)) as blocks:
+            for block in blocks:
+                rows, lines, whole = self.count_lines(block)
+                n_rows, n_lines = n_rows + rows, n_lines + lines
+        return Counted(n_rows, n_lines, whole)
+
+    def count_lines(self, block: ByteBlock) -> Counted:
+        """Count the rows and the lines of a block."""
+        raise NotImplementedError
+
+    last_end = staticmethod(last_line_end)
 
 
 def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[Piece]:
@@ -254,139 +367,3 @@ def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[Piece]:
                 stop = min(file.tell(), size)
                 yield Piece(path, start, stop, stop - start)
                 start = stop
-
-
-class _XzStreams:
-    """Text of xz streams, one after another; `lzma.LZMAFile` takes a damaged one for the end of the file.
-
-    A stream that asks for more than `memory_bytes`, most of it for its dictionary, is refused.
-    """
-
-    def __init__(self, raw: _Counted, memory_bytes: int) -> None:
-        self._raw, self._memory_bytes = io.BufferedReader(raw, _COMPRESSED_READ_BYTES), memory_bytes
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory_bytes)
-
-    def readinto(self, view: memoryview) -> int:
-        text = b""
-        while not text:
-            given = b""
-            if self._decoder.eof:
-                given = self._decoder.unused_data
-                while not given.lstrip(b"\0") and (more := self._raw.read1(_COMPRESSED_READ_BYTES)):
-                    given = given[: len(given) % 4] + more
-                stream = given.lstrip(b"\0")  # zeros in fours come between streams and after the last one
-                if (len(given) - len(stream)) % 4:
-                    raise lzma.LZMAError("bytes after a stream that are no stream")
-                if not stream:
-                    break
-                given, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
-            elif self._decoder.needs_input and not (given := self._raw.read1(_COMPRESSED_READ_BYTES)):
-                raise EOFError("it ends within a stream")
-            text = self._decoder.decompress(given, min(len(view), _COMPRESSED_READ_BYTES))
-        view[: len(text)] = text
-        return len(text)
-
-
-def _decompressed(raw: _Counted, whole: bool, memory_bytes: int) -> Any:
-    """Open the text in `raw`, decompressed according to its first bytes if it is a `whole` file."""
-    head = raw.peek(6) if whole else b""
-    codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
-    if codec is None:
-        return raw
-    if codec == "xz":
-        return _XzStreams(raw, memory_bytes)
-    import pyarrow as pa  # only compressed input needs it
-
-    return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
-
-
-def _fill(file: Any, view: memoryview, name: str) -> int:
-    """Read until the view is full or the source ends; return the bytes read."""
-    filled = 0
-    try:
-        while filled < len(view):
-            size = file.readinto(view[filled:])
-            if not size:
-                break
-            filled += size
-    except (EOFError, lzma.LZMAError, OSError) as error:
-        if "Memory usage limit" in str(error):
-            raise DataError(
-                f"{name}: expected a compressed file that this memory budget has room to read, found one with a larger "
-                "dictionary; give a larger --memory, or compress it anew with a smaller preset (xz -6)"
-            ) from None
-        if isinstance(error, OSError) and error.errno is not None:
-            error.filename = error.filename or name
-            raise  # the device failed, not the data
-        raise DataError(
-            f"{name}: expected a whole compressed file, found a truncated or damaged one ({error}); get it again"
-        ) from None
-    return filled
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Blocks of lines, read ahead
-
-LastEnd = Callable[[bytearray, int], int]
-
-
-def _last_line_end(buffer: bytearray, size: int) -> int:
-    return buffer.rfind(b"\n", 0, size) + 1
-
-
-def read_blocks(
-    ranges: Sequence[Piece],
-    block_bytes: int,
-    max_line_bytes: int | None = None,
-    decoder_bytes: int = DECODER_BYTES,
-    last_end: LastEnd = _last_line_end,
-) -> Generator[ByteBlock, None, None]:
-    """Read ranges one after another in blocks of whole lines; an empty source gives one empty block.
-
-    Three blocks of `block_bytes` are in memory, besides what decompression takes; a block may grow for a line of up to
-    `max_line_bytes` (by default 64 blocks, or 1 GB if that is more), and a decoder of xz take up to `decoder_bytes`.
-    `last_end` finds where the last whole line of a buffer's first bytes ends, 0 where none does.
-    """
-    most = max_line_bytes or max(64 * block_bytes, 1_000_000_000)
-    return ahead(_blocks(ranges, block_bytes, most, decoder_bytes, last_end))
-
-
-def _blocks(
-    ranges: Sequence[Piece], block_bytes: int, max_line_bytes: int, decoder_bytes: int, last_end: LastEnd
-) -> Generator[ByteBlock, None, None]:
-    """Read blocks of lines into buffers that are used in turn."""
-    bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
-    for part in ranges:
-        name = display_name(part.path)
-        with _open(part) as raw:
-            file = _decompressed(raw, part.stop is None, decoder_bytes)
-            tail, first, more = b"", part.start == 0, True
-            while more:
-                buffer, size = buffers.popleft(), len(tail)
-                if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
-                    buffer = bytearray(max(size, block_bytes) + PADDING)
-                buffer[:size] = tail
-                while True:  # until the buffer holds the end of a line
-                    room = len(buffer) - PADDING
-                    with memoryview(buffer) as view:
-                        size += _fill(file, view[size:room], name)
-                    more = size == room
-                    if not more or (stop := last_end(buffer, size)):
-                        break
-                    if room >= max_line_bytes:
-                        raise DataError(
-                            f"{name}: expected lines of at most {format_size(max_line_bytes)} under this memory budget, "
-                            "found a longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
-                        )
-                    buffer = buffer + bytes(min(2 * room, max_line_bytes) - room)
-                buffers.append(buffer)
-                if not more:
-                    if size and buffer[size - 1] != 0x0A:
-                        buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
-                        size += 1
-                    stop = size
-                tail = bytes(memoryview(buffer)[stop:size])
-                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
-                first = False
-            bytes_before += raw.n_bytes

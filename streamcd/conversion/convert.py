@@ -15,13 +15,12 @@ from ..core.options import Listener, takes
 from ..core.parallel import Pool, checked_workers
 from ..core.storage import is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
-from .byte_sources import expand, total_bytes
+from .byte_sources import expand
 from .formats import open_source
-from .in_memory import is_files, open_data
 from .options import ConvertOptions
 from .pipeline import Conversion
 from .plan import Options, Plan, load_like, make_plan
-from .sources import Reading, Source
+from .sources import Reading, Source, is_files, open_data, total_bytes
 from .staging import check_place, dataset_workplace
 
 

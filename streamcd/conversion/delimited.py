@@ -17,14 +17,21 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError, refuse
 from ..dataset.arrow_columns import one_batch
-from .byte_sources import STANDARD_INPUT, Piece, display_name, read_blocks, read_head
-from .sources import Block, Counted, TextReader
-from .table_columns import FIRST_ROWS, column_types
+from .byte_sources import ByteBlock, TextReader, read_blocks, read_head
+from .sources import (
+    FIRST_ROWS,
+    MOST_BATCH_ROWS,
+    STANDARD_INPUT,
+    Block,
+    Counted,
+    Piece,
+    TableReader,
+    display_name,
+)
 
 SAMPLE_BYTES = 1 << 20
 """First bytes, from which the columns' types are inferred."""
 
-_MOST_BATCH_ROWS = 1 << 16
 _COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
 NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 """Texts that stand for a missing value."""
@@ -50,19 +57,18 @@ def _last_record_end(buffer: bytearray, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class CsvReader(TextReader):
+class CsvReader(TextReader, TableReader):
     """Delimited text with a line of names."""
 
     delimiter: str = ","
 
-    def count(self, piece: Piece) -> Counted:
-        n_rows, n_lines, whole = -(piece.start == 0), 0, True
-        with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as blocks:
-            for block in blocks:
-                text = block.as_array()[block.start : block.stop]
-                starts, newlines, end = record_starts(text)
-                n_rows, n_lines, whole = n_rows + starts.size, n_lines + newlines.size, end == text.size
-        return Counted(max(n_rows, 0), n_lines, whole)
+    is_text = True
+    last_end = staticmethod(_last_record_end)
+
+    def count_lines(self, block: ByteBlock) -> Counted:
+        text = block.as_array()[block.start : block.stop]
+        starts, newlines, end = record_starts(text)
+        return Counted(max(starts.size - block.first, 0), newlines.size, end == text.size)
 
     def renamed(self) -> dict[str, str]:
         names, header, _ = self._header(self.paths[0])
@@ -72,43 +78,42 @@ class CsvReader(TextReader):
             if name != found
         }
 
-    def types_in(self, path: str) -> dict[str, str]:
-        """Return the columns of a file with their types, those of the first file."""
-        if path != self.paths[0]:
-            return dict.fromkeys(self._header(path)[0], "string")
-        types = column_types(self._first_table.schema, "")
-        return {name: "text not in UTF-8" if kind == "binary" else kind for name, kind in types.items()}
+    def schema(self, path: str) -> pa.Schema:
+        """Return the columns of a file: of the first one with their types, of others as text."""
+        if path == self.paths[0]:
+            return self._first_table.schema
+        return pa.schema([(name, pa.string()) for name in self._header(path)[0]])
 
-    def first_rows(self, types: Mapping[str, str]) -> Any:
-        texts = [name for name, kind in types.items() if kind == "string"]
-        return one_batch(self._read_first(dict.fromkeys(texts, pa.large_string())).slice(0, FIRST_ROWS))
+    def first_rows(self) -> pa.RecordBatch:
+        return one_batch(self._first_table.slice(0, FIRST_ROWS))
 
     @cached_property
-    def _first_table(self) -> Any:
+    def _first_table(self) -> pa.Table:
         """The first megabyte, with the types that it suggests."""
-        return self._read_first({})
-
-    def _read_first(self, types: dict[str, Any]) -> Any:
-        """Read the first megabyte."""
         path = self.paths[0]
-        (names, _, start), (text, is_cut) = self._header(path), self._sample(path)
+        names, _, start = self._header(path)
+        text = self._sample(path)
+        is_cut = len(text) == SAMPLE_BYTES
         end = record_starts(np.frombuffer(text, np.uint8))[2] if is_cut else 0
         rows = text[start : end or len(text)] + b"\n"
         found, newlines, _ = record_starts(np.frombuffer(rows, np.uint8))
         if not found.size:
             return pa.table({name: pa.nulls(0) for name in names})
         lines = text.count(b"\n", 0, start) + 1 + np.searchsorted(newlines, found)
-        return self._read(pa.py_buffer(rows), names, names, types, _at_lines(display_name(path), lines))
+        return self._read(rows, names, names, {}, Block(display_name(path), 0, None, lines=lines))
 
-    def _sample(self, path: str) -> tuple[bytes, bool]:
-        """Read the first bytes of text; tells if there are more."""
-        part = Piece(path, head=self.head if path == STANDARD_INPUT else b"")
-        sample, text = read_head(part, SAMPLE_BYTES, self.reading.decoder_bytes)
-        return text, max(len(sample), len(text)) >= SAMPLE_BYTES
+    def _sample(self, path: str) -> bytes:
+        return read_head(path, SAMPLE_BYTES, self.reading.decoder_bytes)
+
+    @cached_property
+    def _headers(self) -> dict[str, tuple[list[str], list[str], int]]:
+        return {}
 
     def _header(self, path: str) -> tuple[list[str], list[str], int]:
         """Return the names of the columns, those in the first line, and its end."""
-        text, _ = self._sample(path)
+        if path in self._headers:
+            return self._headers[path]
+        text = self._sample(path)
         starts, _, end = record_starts(np.frombuffer(text + b"\n", np.uint8))
         end = min(end, len(text)) or len(text)
         first, stop = (int(starts[k]) if starts.size > k else other for k, other in enumerate((0, end)))
@@ -129,10 +134,11 @@ class CsvReader(TextReader):
             ),
         )
         names = [name.strip() for name in found]
-        return [*_numbered(names)], names, stop
+        self._headers[path] = [*_numbered(names)], names, stop
+        return self._headers[path]
 
     def blocks(
-        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
     ) -> Generator[Block, None, None]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
         arrow = {
@@ -142,9 +148,9 @@ class CsvReader(TextReader):
         read_before = 0
         for piece in pieces:
             names, _, header_end = self._header(piece.path)
-            chosen = [name for name in arrow if name in set(names)]
+            chosen = [name for name in arrow if name in names]
             line = first_line if piece is pieces[0] else 0
-            with closing(read_blocks([piece], *self.reading.of_text, _last_record_end)) as texts:
+            with closing(read_blocks([piece], self.reading, self.last_end)) as texts:
                 for text in texts:
                     start = header_end if text.first else text.start
                     view = memoryview(text.buffer)[start : text.stop]
@@ -152,18 +158,15 @@ class CsvReader(TextReader):
                     starts, newlines, _ = record_starts(np.frombuffer(view, np.uint8))
                     if starts.size:
                         lines, row = line + 1 + np.searchsorted(newlines, starts), 0
-                        table = self._read(
-                            pa.py_buffer(view), names, chosen, arrow, _at_lines(text.name, lines)
-                        )
-                        for batch in table.to_batches(max_chunksize=_MOST_BATCH_ROWS):
-                            yield Block(
-                                _at_lines(text.name, lines, row), batch, read_before + text.bytes_read
-                            )
+                        block = Block(text.name, 0, None, read_before + text.bytes_read, lines=lines)
+                        table = self._read(view, names, chosen, arrow, block)
+                        for batch in table.to_batches(max_chunksize=MOST_BATCH_ROWS):
+                            yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
                             row += batch.num_rows
                     line += newlines.size
             read_before += piece.n_bytes if piece.path != STANDARD_INPUT else 0
 
-    def _time_type(self, name: str) -> Any:
+    def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
         schema = self._first_table.schema
         first = schema.field(name).type if name in schema.names else pa.null()
@@ -174,16 +177,11 @@ class CsvReader(TextReader):
         return pa.timestamp("us")
 
     def _read(
-        self,
-        buffer: Any,
-        names: list[str],
-        chosen: list[str],
-        types: dict[str, Any],
-        message: Callable[[int], str],
-    ) -> Any:
-        """Read the columns `chosen` from text without its line of names."""
+        self, text: Any, names: list[str], chosen: list[str], types: Mapping[str, pa.DataType], block: Block
+    ) -> pa.Table:
+        """Read the columns `chosen` from text without its line of names, that of `block`."""
+        buffer, columns = pa.py_buffer(text), list[Any]()
         parse = csv.ParseOptions(delimiter=self.delimiter)
-        columns: list[Any] = []
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(
                 null_values=NULLS,
@@ -192,9 +190,8 @@ class CsvReader(TextReader):
                 column_types=types,
                 include_columns=chosen[k : k + _COLUMNS_AT_A_TIME],
             )
-            for threads in dict.fromkeys(
-                [self.reading.threaded, False]
-            ):  # Arrow's threads do not tell the row
+            # Arrow's threads do not tell the row of an error
+            for threads in dict.fromkeys([self.reading.threaded, False]):
                 read = csv.ReadOptions(
                     use_threads=threads, column_names=names, block_size=min(buffer.size + 1, 2**31 - 1)
                 )
@@ -204,7 +201,7 @@ class CsvReader(TextReader):
                 except pa.ArrowInvalid as error:
                     if not threads:
                         new = self.reading.encoding is None
-                        raise DataError(_csv_complaint(str(error), names, message, new)) from None
+                        raise DataError(_complaint(str(error), names, block.place, new)) from None
         return pa.Table.from_arrays(columns, chosen)
 
 
@@ -221,20 +218,15 @@ def _numbered(names: Sequence[str]) -> Iterator[str]:
         yield found
 
 
-def _at_lines(name: str, lines: np.ndarray, first: int = 0) -> Callable[[int], str]:
-    """Make a function that describes a record by its line; after a quote within a cell Arrow sees more records than we."""
-    return lambda row: f"{name}:{lines[min(first + row, lines.size - 1)]}"
-
-
-def _csv_complaint(error: str, names: list[str], message: Callable[[int], str], new: bool) -> str:
+def _complaint(error: str, names: list[str], place: Callable[[int], str], new: bool) -> str:
     """Describe a refusal by Arrow; columns of a table that is not `new` are those of the data trained on."""
     ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
     if ragged:
         row, expected, found, text = ragged.groups()
-        return f"{message(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
+        return f"{place(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
     bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)\S*: (.*)", error)
     if not bad:
-        return f"{message(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
+        return f"{place(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
     column, row, type_, what = bad.groups()
     name = names[int(column)] if int(column) < len(names) else column
     kinds = {"double": "a number", "bool": "true or false", "timestamp": "a time", "time64": "a time of day"}
@@ -242,7 +234,7 @@ def _csv_complaint(error: str, names: list[str], message: Callable[[int], str], 
     value = what.removeprefix("invalid value ").strip("'")[:40]
     otherwise = f", leave the column out with --drop, or take it as text, as a category: --category {name}"
     return (
-        f"{message(int(row or 1) - 1)}: column {name!r}: expected "
+        f"{place(int(row or 1) - 1)}: column {name!r}: expected "
         f"{f'{kinds[type_]}, {like}' if type_ in kinds else 'text in UTF-8'}, found {value!r}; "
         f"correct the line{otherwise if new else ''}"
     )

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..core.errors import DataError, UsageError, first_of, refuse
 from ..core.storage import is_url
-from .byte_sources import (
-    STANDARD_INPUT,
-    Piece,
-    display_name,
-    is_compressed,
-    read_head,
-    total_bytes,
-)
+from .byte_sources import is_compressed, read_head
 from .options import TableOptions
-from .sources import LIBSVM, Reading, Source
+from .sources import LIBSVM, STANDARD_INPUT, Reading, Source, display_name, open_tables, total_bytes
 
 _TABLES, _REMOTE = ("csv", "parquet", "arrow"), ("libsvm", "csv", "parquet")
-_SAID = {"libsvm": LIBSVM}
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -44,18 +38,18 @@ _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
-def recognise(path: str) -> tuple[str, bytes]:
-    """Recognise a file's format by its first bytes; also returns these for standard input, which cannot be read again.
+def recognise(path: str, decoder_bytes: int) -> str:
+    """Recognise a file's format by its first bytes.
 
     A pipe, which can be opened only once, is not inspected: libsvm text is expected.
     """
     if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
-        return "libsvm", b""
-    head, text = read_head(Piece(path), _HEAD_BYTES)
-    kept = head if path == STANDARD_INPUT else b""
+        return "libsvm"
+    text = read_head(path, _HEAD_BYTES, decoder_bytes)
     known = [name for magic, name in _MAGIC if text.startswith(magic)]
     foreign = [name for magic, name in _FOREIGN if text.lower().startswith(magic.lower())]
-    if head.startswith(b"PK\x03\x04") and not _first_member(head).endswith(b".npy"):
+    first_member = text[30 : 30 + int.from_bytes(text[26:28], "little")]  # if it is a ZIP archive
+    if text.startswith(b"PK\x03\x04") and not first_member.endswith(b".npy"):
         foreign = ["a ZIP archive, as Excel's workbooks are"]
     elif not known and b"\0" in text[:_BINARY_BYTES]:
         foreign.append("binary data of another kind")
@@ -64,14 +58,7 @@ def recognise(path: str) -> tuple[str, bytes]:
             f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {foreign[0]}; "
             "write it as one of these"
         )
-    if known:
-        return known[0], kept
-    return ("csv" if delimiter_of(text) else "libsvm"), kept
-
-
-def _first_member(head: bytes) -> bytes:
-    """Return the name of the first file of a ZIP archive."""
-    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    return known[0] if known else "csv" if delimiter_of(text) else "libsvm"
 
 
 def delimiter_of(text: bytes) -> str | None:
@@ -86,14 +73,13 @@ def delimiter_of(text: bytes) -> str | None:
 
 
 def open_source(
-    paths: list[str], roots: dict[str, str], format: str, reading: Reading, options: TableOptions
+    paths: list[str], roots: Mapping[str, str], format: str, reading: Reading, options: TableOptions
 ) -> Source:
-    """Make the source of rows of files, all of one format."""
-    head, name = b"", display_name(paths[0])
+    """Make the source of rows of files, all of one format; `roots` are the folders in which some were found."""
     if format == "auto":
-        found = {path: recognise(path) for path in paths}
-        format, head = found[paths[0]][0], found.get(STANDARD_INPUT, ("", b""))[1]
-        for path, (other, _) in found.items():
+        found = {path: recognise(path, reading.decoder_bytes) for path in paths}
+        format = found[paths[0]]
+        for path, other in found.items():
             if other != format:
                 raise UsageError(
                     f"expected files of one format, found {format} in {paths[0]} and {other} in {path}; "
@@ -101,15 +87,30 @@ def open_source(
                 )
         if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
             format = "csv"  # a table of one column
-    elif STANDARD_INPUT in paths:
-        head, _ = read_head(Piece(STANDARD_INPUT), _HEAD_BYTES)
-    is_table, encoding, strings = format in _TABLES, reading.encoding, []
-    if encoding is not None:
-        strings = encoding.string_columns
+    _check(paths, format, reading, options)
+    if format == "libsvm":
+        from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
+
+        reader = LibsvmReader(paths, reading)
+        source = Source(reader=reader, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
+    elif format in _TABLES:
+        source = _open_tables(paths, roots, format, reading, options)
+    else:
+        from .matrix_files import open_matrices  # zip and npy: only where they are met
+
+        source = open_matrices(paths, format, reading, options)
+    return replace(source, total_bytes=total_bytes(paths))
+
+
+def _check(paths: list[str], format: str, reading: Reading, options: TableOptions) -> None:
+    """Refuse what a format cannot be read from, or with."""
+    name, said = display_name(paths[0]), LIBSVM if format == "libsvm" else format
+    is_table, encoding = format in _TABLES, reading.encoding
     url = next(filter(is_url, paths), "") if format not in _REMOTE else ""
-    given = [
-        option for option in options.given if is_table or format == "libsvm" or option != options.label_flag
-    ]
+    given = [option for option in options.given if format == "libsvm" or option != options.label_flag]
+    strings = [] if encoding is None else encoding.string_columns
+    seekable = format not in ("parquet", "arrow") or url
+    odd = [path for path in paths if not seekable and (total_bytes([path]) is None or is_compressed(path))]
     refuse(
         UsageError,
         (
@@ -122,13 +123,17 @@ def open_source(
             "there); download it first",
         ),
         (
+            odd,
+            f"{''.join(odd[:1])}: expected a plain {format} file that can be read at any place, found another; decompress "
+            "or download it first",
+        ),
+        (
             given and not is_table and not encoding,
-            f"{', '.join(given)}: expected a table with named columns, found {_SAID.get(format, format)} in {name}",
+            f"{', '.join(given)}: expected a table with named columns, found {said} in {name}",
         ),
         (
             strings and not is_table,
-            f"{name}: expected a table with the strings of the training data (columns {first_of(strings, 3)}), found "
-            f"{_SAID.get(format, format)}",
+            f"{name}: expected a table with the strings of the training data (columns {first_of(strings, 3)}), found {said}",
         ),
         (
             is_table and encoding is None and not reading.needs_label,
@@ -136,47 +141,34 @@ def open_source(
             "have no names; train on a dataset that was converted from a table",
         ),
     )
-    if format == "libsvm":
-        from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
 
-        text = LibsvmReader(paths, reading, head=head)
-        return Source(reader=text, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
-    if not is_table:
-        from .matrix_files import open_matrices  # zip and npy: only where they are met
 
-        return open_matrices(paths, format, reading, options)
-    from .table_columns import open_tables
+def _open_tables(
+    paths: list[str], roots: Mapping[str, str], format: str, reading: Reading, options: TableOptions
+) -> Source:
+    from .table_columns import column_types
 
-    reader = _table_reader(paths, roots, format, head, reading)
-    types = reader.types_in(paths[0])
-    first = reader.first_rows(types) if encoding is None else None
-    source = open_tables(reader, types, first, reading, options, name)
-    wanted = set(source.table_types).intersection(types)
+    reader: Any
+    if format == "csv":
+        from .delimited import CsvReader
+
+        text = read_head(paths[0], _HEAD_BYTES, reading.decoder_bytes)
+        reader = CsvReader(paths, reading, delimiter_of(text) or ",")
+    else:
+        from .tables import ArrowReader, ParquetReader, partitions_of
+
+        reader = ArrowReader(paths, reading.batch_bytes)
+        if format == "parquet":
+            reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
+    name = display_name(paths[0])
+    first = reader.first_rows() if reading.encoding is None else None
+    source = open_tables(reader, reader.schema(paths[0]), first, reading, options, name)
+    wanted = source.table_types.keys() & column_types(reader.schema(paths[0]), name).keys()
     for path in paths[1:]:
-        columns = list(reader.types_in(path))
+        columns = column_types(reader.schema(path), path)
         if lacking := wanted.difference(columns):
             raise DataError(
                 f"{display_name(path)}: expected the column {min(lacking)!r}, as in {name}, found "
                 f"{first_of(list(map(repr, columns)), 5)}; correct the file, or convert it by itself"
             )
     return source
-
-
-def _table_reader(paths: list[str], roots: dict[str, str], format: str, head: bytes, reading: Reading) -> Any:
-    if format == "csv":
-        from .delimited import CsvReader
-
-        first = Piece(paths[0], head=head if paths[0] == STANDARD_INPUT else b"")
-        delimiter = delimiter_of(read_head(first, _HEAD_BYTES)[1]) or ","
-        return CsvReader(paths, reading, delimiter, head=head)
-    from .tables import ArrowReader, ParquetReader, partitions_of
-
-    for path in paths:
-        if total_bytes([path]) is None or is_compressed(path):
-            raise UsageError(
-                f"{display_name(path)}: expected a plain {format} file that can be read at any place, found another; "
-                "decompress or download it first"
-            )
-    if format == "arrow":
-        return ArrowReader(paths, reading.batch_bytes)
-    return ParquetReader(paths, reading.batch_bytes, partitions_of(roots))

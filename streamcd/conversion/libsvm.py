@@ -19,9 +19,9 @@ from ..core.errors import DataError, shortened
 from ..core.parallel import AHEAD
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, Piece, check_rows, expand, read_blocks
+from .byte_sources import ByteBlock, TextReader, expand, read_blocks
 from .rows import Counts, RowBatch, Rows, are_weights
-from .sources import Counted, Reading, TextReader
+from .sources import Counted, Piece, Reading, check_rows
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows
@@ -30,17 +30,12 @@ from .sources import Counted, Reading, TextReader
 class LibsvmReader(TextReader):
     """Reader of libsvm text."""
 
-    def count(self, piece: Piece) -> Counted:
-        n_rows = n_lines = 0
-        with closing(read_blocks([piece], *self.reading.of_text)) as blocks:
-            for block in blocks:
-                rows, lines = kernels.count_lines(block.as_array(), block.start, block.stop)
-                n_rows, n_lines = n_rows + rows, n_lines + lines
-        return Counted(n_rows, n_lines)
+    def count_lines(self, block: ByteBlock) -> Counted:
+        return Counted(*kernels.count_lines(block.as_array(), block.start, block.stop))
 
 
 def iterate_batches(
-    ranges: Sequence[Piece], options: Reading, first_row: int = 0, first_line: int = 0
+    pieces: Sequence[Piece], reading: Reading, first_row: int = 0, first_line: int = 0
 ) -> Iterator[RowBatch]:
     """Parse libsvm text: consecutive pieces, after so many rows of the input, and lines of the first file.
 
@@ -50,17 +45,14 @@ def iterate_batches(
     Refused, by file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
     the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
     """
-    counts, line, rooms, value_dtype = (
-        Counts(),
-        first_line,
-        deque[kernels.Room](),
-        np.dtype(options.value_dtype),
+    counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
+    value_dtype = np.dtype(reading.value_dtype)
+    allowed = kernels.Allowed(
+        reading.index_base or 0, reading.width_end, reading.ignore_beyond, reading.needs_label
     )
-    bounds = options.index_base or 0, options.width_end, options.ignore_beyond
-    allowed = kernels.Allowed(*bounds, options.needs_label)
-    with closing(read_blocks(ranges, *options.of_text)) as blocks:
+    with closing(read_blocks(pieces, reading)) as blocks:
         for block in blocks:
-            n_bytes = max(block.stop - block.start, options.block_bytes)
+            n_bytes = max(block.stop - block.start, reading.block_bytes)
             if not rooms or n_bytes > 4 * rooms[0].feature.size:
                 rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
             text, state = block.as_array(), np.zeros(kernels.N_STATE, np.int64)
@@ -70,37 +62,27 @@ def iterate_batches(
             status, known = kernels.FULL, 0.0
             while status in (kernels.FULL, kernels.FLOAT):
                 status = int(kernels.parse_lines(text, block.stop, state, rooms[0], allowed, known))
-                token, at = (
-                    _token(block, int(state[kernels.TOKEN])),
-                    f"{block.name}:{int(state[kernels.LINE]) + 1}",
-                )
                 if status == kernels.FLOAT:
-                    known, state[kernels.KNOWN] = float(token), state[kernels.TOKEN]
+                    known = float(_token(block, state))
+                    state[kernels.KNOWN] = state[kernels.TOKEN]
                     continue
                 if status not in (kernels.END, kernels.FULL):
-                    raise DataError(
-                        f"{at}: {_complaint(status, token, int(state[kernels.LAST]), allowed, value_dtype)}"
-                    )
-                n_rows, n_entries, start = (
-                    int(state[kernels.ROWS]),
-                    int(state[kernels.ENTRIES]),
-                    counts.n_rows,
-                )
+                    message = _complaint(status, _token(block, state), state, allowed, value_dtype)
+                    raise DataError(f"{block.name}:{state[kernels.LINE] + 1}: {message}")
+                n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
+                start = first_row + counts.n_rows
                 counts.add(Counts(*[*state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX])]))
                 if state[kernels.MAX_SEEN] > counts.max_index:
                     counts.max_index = int(state[kernels.MAX_SEEN])
-                    counts.max_location = f"{block.name}:{int(state[kernels.MAX_LINE]) + 1}"
+                    counts.max_location = f"{block.name}:{state[kernels.MAX_LINE] + 1}"
                 state[kernels.COUNTED] = 0
                 if n_rows:
                     label, indptr, index, value = rooms[0]
-                    source_row = np.arange(first_row + start, first_row + start + n_rows)
                     entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
-                    yield RowBatch(
-                        Rows(source_row, label[:n_rows], None, *entries), block.bytes_read, replace(counts)
-                    )
+                    rows = Rows(np.arange(start, start + n_rows), label[:n_rows], None, *entries)
+                    yield RowBatch(rows, block.bytes_read, replace(counts))
                     rooms.rotate(-1)  # a text without rows takes none
             line = int(state[kernels.LINE])
-            del text  # the block's buffer may have to grow
 
 
 def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
@@ -114,7 +96,9 @@ def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
     )
 
 
-def _complaint(status: int, token: str, last: int, allowed: kernels.Allowed, value_dtype: np.dtype) -> str:
+def _complaint(
+    status: int, token: str, state: np.ndarray, allowed: kernels.Allowed, value_dtype: np.dtype
+) -> str:
     found = f"found {shortened(token, 41)!r}"
     if token.startswith("qid:"):
         return f"expected qid:number, {found}; correct the line"
@@ -132,7 +116,7 @@ def _complaint(status: int, token: str, last: int, allowed: kernels.Allowed, val
         kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
         kernels.BELOW: f"expected indices from {base} on, {found}; "
         + ("use --index-base 0 or auto" if base and token[0] == "0" else "correct the line"),
-        kernels.ORDER: f"expected increasing indices, {found} after index {last}; sort the row by index",
+        kernels.ORDER: f"expected increasing indices, {found} after index {state[kernels.LAST]}; sort the row by index",
         kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
         kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",
         kernels.BEYOND: f"expected indices up to {allowed.end_index - 1} (the number of features given), {found}; "
@@ -140,9 +124,9 @@ def _complaint(status: int, token: str, last: int, allowed: kernels.Allowed, val
     }[status]
 
 
-def _token(block: ByteBlock, start: int) -> str:
-    """The token at `start`, as text."""
-    stop = start
+def _token(block: ByteBlock, state: np.ndarray) -> str:
+    """Return the token that the parser stopped at, as text."""
+    start = stop = int(state[kernels.TOKEN])
     while block.buffer[stop] > 0x20 and block.buffer[stop] != 0x23:
         stop += 1
     return bytes(memoryview(block.buffer)[start : max(stop, start + 1)]).decode("utf-8", errors="replace")
@@ -151,10 +135,10 @@ def _token(block: ByteBlock, start: int) -> str:
 def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    options = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
+    reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
     paths, n_weights = expand(path)[0], 0
     with open(out, "wb") as file:
-        for batch in iterate_batches([Piece(name) for name in paths], options):
+        for batch in iterate_batches([Piece(name) for name in paths], reading):
             weight = batch.rows.label
             bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:

@@ -48,50 +48,101 @@ def row_batches(
     encoder: Any
     dtype, first_index, ignore = reading.value_dtype, reading.index_base or 0, reading.ignore_beyond
     if encoding is None:
-        encoder = MatrixEncoder(dtype, first_index, reading.width_end, ignore)
+        encoder = MatrixEncoder(dtype, 0, reading.width_end - first_index, ignore, first_index)
     else:
         from ..models.table_encoder import TableEncoder
 
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
         encoder = TableEncoder(encoding, dtype, strings if source.grows else None, first_index, end, ignore)
-    numbered = _name_numbers(source, strings) if source.names_labels else _numbers
+    numbered = _name_numbers(source, strings) if source.names_labels else _as_numbers
     counts, kept = Counts(), [] if encoding is None else encoding.kept
-    blocks = source.reader.blocks(pieces, first_line, source.table_types)
+    blocks = source.reader.blocks(pieces, source.table_types, first_line)
     for block in blocks if source.in_memory else ahead(blocks):
-        encoder.message = block.message
-        label, weight = _labels(source, block, numbered), _weights(source, block)
+        if encoding is not None:
+            from .table_columns import text_columns
+
+            block = block._replace(content=text_columns(block.content, source.table_types, block.place(0)))
+        encoder.message = block.place
+        label = _labels(source, block, numbered)
+        weight = _weights(source, block) if source.weighted else None
         for found in encoder.encode(block.content):
-            n_rows, start = found.indptr.size - 1, first_row + counts.n_rows
-            mine = slice(found.start, found.start + n_rows)
-            counts.n_rows += n_rows
-            counts.n_entries += found.feature.size
-            state = encoder.state
-            counts.n_explicit_zeros, counts.n_underflows = (
-                int(state[kernels.ZEROS]),
-                int(state[kernels.UNDERFLOWS]),
+            start, n_rows = first_row + counts.n_rows, found.indptr.size - 1
+            state, largest, location = encoder.state, encoder.largest_index, counts.max_location
+            if largest > counts.max_index:
+                location = block.place(int(state[kernels.MAX_ROW]))
+            counts = Counts(
+                n_rows=counts.n_rows + n_rows,
+                n_entries=counts.n_entries + found.feature.size,
+                n_explicit_zeros=int(state[kernels.ZEROS]),
+                n_underflows=int(state[kernels.UNDERFLOWS]),
+                n_ignored=int(state[kernels.IGNORED]),
+                zero_index=bool(state[kernels.ZERO_INDEX]),
+                max_index=max(largest, counts.max_index),
+                max_location=location,
+                unseen=dict(encoder.unseen),
+                unindicated=encoder.unindicated,
+                n_missing=encoder.n_missing + 0,
             )
-            counts.n_ignored = int(state[kernels.IGNORED])
-            counts.zero_index = counts.zero_index or bool(state[kernels.ZERO_INDEX])
-            if (largest := encoder.largest_index) > counts.max_index:
-                counts.max_index, counts.max_location = largest, block.message(int(state[kernels.MAX_ROW]))
-            if encoding is not None:
-                counts.unseen, counts.unindicated = dict(encoder.unseen), encoder.unindicated
-                counts.n_missing = encoder.n_missing.copy()
+            mine = slice(found.start, found.start + n_rows)
             weights, source_row = None if weight is None else weight[mine], np.arange(start, start + n_rows)
             rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
             beside = block.content.select(kept).slice(found.start, n_rows) if kept else None
-            yield RowBatch(rows, block.bytes_read, replace(counts), beside)
+            yield RowBatch(rows, block.bytes_read, counts, beside)
 
 
-def _column(block: Block, name: str, given: np.ndarray | None) -> tuple[Any, Callable[[int], str]]:
-    """Return the column `name` of a table, None where it lacks, or what is `given`; and a function that names its places."""
-    if not name:
-        return given, block.message
-    column = block.content.column(name) if name in block.content.schema.names else None
-    return column, lambda row: f"{block.message(row)}: column {name!r}"
+def _labels(source: Source, block: Block, numbered: Callable[[Any], np.ndarray | None]) -> np.ndarray:
+    """Return the labels of a block's rows as numbers; NaN where they are missing and may be."""
+    reading, word = source.reading, source.reading.label_word
+    name = "" if source.encoding is None else source.encoding.label
+    label, refusal = _of_rows(block, name, block.label, word, numbered)
+    if label is None:
+        if reading.needs_label:
+            raise DataError(f"{block.place(0)}: expected {word}s, found none; see --{word}")
+        return np.full(block.content.shape[0], np.nan)
+    bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
+    if bad.size:
+        raise refusal(int(bad[0]), f"a {word}")
+    return label
 
 
-def _numbers(given: Any) -> np.ndarray | None:
+def _weights(source: Source, block: Block) -> np.ndarray | None:
+    name = "" if source.encoding is None else source.encoding.weight
+    weight, refusal = _of_rows(block, name, block.weight, "weight", _as_numbers)
+    if weight is None:
+        raise DataError(f"{block.place(0)}: expected weights, found none")
+    bad = np.flatnonzero(~are_weights(weight))
+    if bad.size:
+        raise refusal(int(bad[0]), f"a weight, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}")
+    return weight
+
+
+def _of_rows(
+    block: Block, name: str, given: Any, word: str, numbered: Callable[[Any], np.ndarray | None]
+) -> tuple[np.ndarray | None, Callable[[int, str], DataError]]:
+    """Return the numbers of a block's rows, of a table's column `name` or `given` beside a matrix; None where none are.
+
+    Also returns the error of one that is not as expected.
+    """
+    if name:
+        given = block.content.column(name) if name in block.content.schema.names else None
+
+    def refusal(row: int, expected: str, found: Any = None) -> DataError:
+        place = block.place(row) + (f": column {name!r}" if name else "")
+        return DataError(
+            f"{place}: expected {expected}, found {given[row] if found is None else found}; correct the data"
+        )
+
+    if given is None:
+        return None, refusal
+    is_column, n_rows = isinstance(given, pa.Array), block.content.shape[0]
+    numbers = numbered(given) if is_column or given.shape == (n_rows,) else None
+    if numbers is None:
+        found = given.type if is_column else f"an array of shape {given.shape} of {given.dtype}"
+        raise refusal(0, f"numbers as {word}s, one for each of {n_rows:,} rows", found)
+    return numbers, refusal
+
+
+def _as_numbers(given: Any) -> np.ndarray | None:
     """Return the numbers of an array of Arrow's or numpy's, as float64; None where it holds others."""
     if isinstance(given, pa.Array):
         given = numbers_of(given) if type_name(given.type) in ("number", "nothing") else None
@@ -100,76 +151,25 @@ def _numbers(given: Any) -> np.ndarray | None:
     return None if given is None else given.astype(np.float64) + 0.0  # -0 is 0
 
 
-def _kind(given: Any) -> str:
-    return (
-        str(given.type)
-        if isinstance(given, pa.Array)
-        else f"an array of shape {given.shape} of {given.dtype}"
-    )
-
-
-def _weights(source: Source, block: Block) -> np.ndarray | None:
-    if not source.weighted:
-        return None
-    given, place = _column(block, "" if source.encoding is None else source.encoding.weight, block.weight)
-    weight = _numbers(given)
-    if weight is None or weight.size != block.content.shape[0]:
-        raise DataError(
-            f"{place(0)}: expected numbers as weights, one a row, found {_kind(given)}; check --weight-column"
-        )
-    bad = np.flatnonzero(~are_weights(weight))
-    if bad.size:
-        raise DataError(
-            f"{place(int(bad[0]))}: expected a weight, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, found "
-            f"{given[int(bad[0])]}; correct the row"
-        )
-    return weight
-
-
-def _labels(source: Source, block: Block, numbered: Callable[[Any], np.ndarray | None]) -> np.ndarray:
-    """Return the labels of a block's rows as numbers; NaN where they are missing and may be."""
-    given, place = _column(block, "" if source.encoding is None else source.encoding.label, block.label)
-    n_rows, reading, word = block.content.shape[0], source.reading, source.reading.label_word
-    if given is None:
-        if reading.needs_label:
-            raise DataError(f"{block.message(0)}: expected {word}s, found none; see --{word}")
-        return np.full(n_rows, np.nan)
-    if len(given) != n_rows or getattr(given, "ndim", 1) != 1:
-        raise DataError(
-            f"{block.message(0)}: expected a {word} for each of {n_rows:,} rows, found {_kind(given)}"
-        )
-    label = numbered(given)
-    if label is None:
-        raise DataError(
-            f"{place(0)}: expected numbers as {word}s, found {_kind(given)}; write them as numbers, or name another column"
-        )
-    bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
-    if bad.size:
-        row = int(bad[0])
-        raise DataError(f"{place(row)}: expected a {word}, found {given[row]}; correct or remove the row")
-    return label
-
-
 def _name_numbers(source: Source, strings: StringTable | None) -> Callable[[Any], np.ndarray]:
     """Make a function that numbers names of classes, by a table where it is given; unknown ones share a number."""
     from ..models.string_table import StringTable
 
     table, name = strings or StringTable(), source.encoding.label if source.encoding else ""
-    if source.reading.class_names:
-        table.number(LABELS, strings_of(arrow_strings(source.reading.class_names))[0], True, name)
+    known = source.reading.class_names
+    if known:
+        table.number(LABELS, strings_of(arrow_strings(known))[0], True, name)
 
     def numbers(given: Any) -> np.ndarray:
         if not isinstance(given, pa.Array):
             texts = zip(given.tolist(), given.astype(str).tolist(), strict=True)
             given = arrow_strings(
-                [
-                    text if isinstance(value, str | bytes) or text not in _MISSING else None
-                    for value, text in texts
-                ]
+                text if isinstance(value, str | bytes) or text not in _MISSING else None
+                for value, text in texts
             )
         values, places = dictionary_of(given)
         codes = table.number(LABELS, strings_of(values)[0], strings is not None, name or "label")
-        label = np.where(codes == UNKNOWN, len(source.reading.class_names), codes).astype(np.float64)
+        label = np.where(codes == UNKNOWN, len(known), codes).astype(np.float64)
         return np.append(label, np.nan)[places]
 
     return numbers

@@ -28,7 +28,6 @@ from ..dataset.source_features import GROUP_FEATURES, scale_blocks
 from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
 from ..kernels.strings import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE
-from .byte_sources import check_rows, display_name
 from .external_shuffle import (
     MAX_BITS,
     RunFormat,
@@ -47,7 +46,7 @@ from .numbering import Merged, Numbering, merge_strings, read_merged
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
 from .plan import Options, Plan
 from .rows import Counts
-from .sources import Source, counted_pieces
+from .sources import Source, check_rows, counted_pieces, display_name
 from .table_columns import describe_uses
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
@@ -130,8 +129,9 @@ class Conversion:
 
     def _form(self, tasks: Sequence[Task]) -> RunFormat:
         options, bits = self.options, _UNKNOWN_BITS
-        expected = self.source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
-        if expected is not None:
+        if self.source.total_bytes is not None:
+            pieces = [piece for task in tasks for piece in task.pieces]
+            expected = self.source.reader.expected_bytes(pieces)
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
             # Buckets too small cost less than buckets too large, which are cut, and written again
             bits = min(int(np.ceil(np.log2(max(12 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
@@ -148,7 +148,7 @@ class Conversion:
         if weights is not None and counted not in (0, weights.n_weights):
             raise weights.refusal(counted)
         pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
-        tell = pool.tell_within("parse", "B", source.reader.total_bytes)
+        tell = pool.tell_within("parse", "B", source.total_bytes)
         parsing = Parsing(
             form,
             self.plan,

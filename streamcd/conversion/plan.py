@@ -16,8 +16,8 @@ from ..core.storage import REMOTE_BYTES, Location
 from ..dataset.dataset import open_dataset
 from ..dataset.source_features import Scaling, SourceIndices, indices_of
 from ..models.encoding import Encoding, encoding_of
-from .byte_sources import BLOCK_BYTES
 from .options import ConvertOptions
+from .sources import BLOCK_BYTES
 
 _LEAST_BYTES = 16_000_000
 LEAST_DECODER_BYTES = 10 << 20

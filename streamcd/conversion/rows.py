@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -48,32 +47,10 @@ class Rows:
             np.empty(n_entries, self.value.dtype),
         )
 
-    def some(self, mask: np.ndarray) -> Rows:
-        """Copy the rows that a mask marks."""
-        rows = np.flatnonzero(mask)
-        found = self.room(rows.size, int((self.indptr[rows + 1] - self.indptr[rows]).sum()))
-        self.gather(rows, found)
-        return found
-
     def with_entries(self, mask: np.ndarray) -> Rows:
         """Return the rows with the entries that a mask marks."""
         ends = np.concatenate([[0], np.cumsum(mask)])
         return replace(self, indptr=ends[self.indptr], index=self.index[mask], value=self.value[mask])
-
-    @staticmethod
-    def joined(parts: Sequence[Rows]) -> Rows:
-        """Join rows one after the other; all have weights, or none."""
-        ends = np.cumsum([0, *(part.n_entries for part in parts)])
-        starts = [part.indptr[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
-        weights = [part.weight for part in parts if part.weight is not None]
-        return Rows(
-            np.concatenate([part.source_row for part in parts]),
-            np.concatenate([part.label for part in parts]),
-            np.concatenate(weights) if weights else None,
-            np.concatenate([*starts, ends[-1:]]),
-            np.concatenate([part.index for part in parts]),
-            np.concatenate([part.value for part in parts]),
-        )
 
     def gather(self, rows: np.ndarray, out: Rows, start: int = 0) -> None:
         """Copy the given rows, in the given order, to rows `start` and following of `out`, after those before it."""
@@ -137,18 +114,15 @@ class Counts:
             (self.n_explicit_zeros, "explicit zeros dropped"),
             (self.n_underflows, f"values dropped that are zero in {dtype} (--dtype float64 may keep them)"),
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
+            (self.n_query_ids, QUERY_IDS_SKIPPED),
         ]
         told = [f"{number:,} {text}" for number, text in said if number]
         if self.unseen or self.unindicated:
             told += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
-        return told + ([query_ids_skipped(self.n_query_ids)] if self.n_query_ids else [])
+        return told
 
 
-def query_ids_skipped(number: int) -> str:
-    """Say that tokens ``qid:n`` of libsvm text were skipped."""
-    return f"{number:,} qid: tokens skipped: query groups have no meaning here"
-
-
+QUERY_IDS_SKIPPED = "qid: tokens skipped: query groups have no meaning here"
 _SUMS = [own.name for own in fields(Counts) if own.name.startswith("n_")]
 
 

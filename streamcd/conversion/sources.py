@@ -1,29 +1,42 @@
-"""Sources of rows: one protocol for text, tables and matrices, in files or in memory."""
+"""Sources of rows: one protocol for text, tables and matrices in files and in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import EINVAL
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from ..core.errors import DataError, StreamcdError
+from ..core.errors import DataError, StreamcdError, UsageError, first_of, refuse
 from ..core.parallel import Pool
-from ..models.encoding import Encoding
-from . import byte_sources
-from .byte_sources import (
-    BLOCK_BYTES,
-    DECODER_BYTES,
-    STANDARD_INPUT,
-    Piece,
-    check_rows,
-    cut_into_ranges,
-    is_compressed,
-    total_bytes,
-)
+from ..core.storage import file_size
+from ..dataset.arrow_columns import flat_columns, frame_reader
+from ..dataset.in_memory import refuse_mask, sound_matrix
+from ..models.encoding import Encoding, check_columns
+from .options import MAX_FEATURES, TableOptions
+
+STANDARD_INPUT = "-"
+LIBSVM = "libsvm text"
+BLOCK_BYTES = 8 << 20
+"""Bytes of text that are parsed at a time, at most."""
+
+DECODER_BYTES = 70 << 20
+"""Enough for xz -9."""
+
+FIRST_ROWS = 2000
+"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
+
+MOST_BATCH_ROWS = 1 << 16
+"""Rows of a table that are encoded at a time, at most."""
+
+LABEL = "label"
+"""Name of the column of labels beside a frame."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,7 @@ class Reading:
 
     value_dtype: Any = np.float32
     block_bytes: int = BLOCK_BYTES  # of text, parsed at a time; memory used is about ten times as much
-    max_line_bytes: int | None = None  # for which a block may grow
+    max_line_bytes: int = 1_000_000_000  # for which a block may grow
     decoder_bytes: int = DECODER_BYTES  # for decompression
     batch_bytes: int = 64 << 20  # of tables, decoded
     # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
@@ -52,15 +65,21 @@ class Reading:
     def width_end(self) -> int:
         """The first index that is too large."""
         if self.n_features is None:
-            from ..kernels.rows import LARGEST_INDEX  # with numba, which a manifest does not need
-
-            return LARGEST_INDEX + 1
+            return MAX_FEATURES + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
 
-    @property
-    def of_text(self) -> tuple[int, int | None, int]:
-        """Arguments of `byte_sources.read_blocks`."""
-        return self.block_bytes, self.max_line_bytes, self.decoder_bytes
+
+class Piece(NamedTuple):
+    """Bytes of a text, from line to line, or row groups, batches or rows of a file; all of it where `stop` is None."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    n_bytes: int = 0  # on disk
+
+    @classmethod
+    def whole(cls, path: str) -> Piece:
+        return cls(path, n_bytes=file_size(path) or 0)
 
 
 class Counted(NamedTuple):
@@ -72,107 +91,84 @@ class Counted(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some rows of a table or a matrix; `message` describes the location of a row, by its number in the block.
+    """Some rows of a table or a matrix, after the first `before` rows of the source `name`, in memory where it is empty.
 
     `content` is a record batch of Arrow's, a dense array, or has the shape and the arrays of SciPy's CSR. Labels and
     weights of a table are columns of it.
     """
 
-    message: Callable[[int], str]
+    name: str
+    before: int
     content: Any
     bytes_read: int = 0
     label: np.ndarray | None = None
     weight: np.ndarray | None = None
+    lines: np.ndarray | None = None  # of text, where rows begin
 
-
-class Csr(NamedTuple):
-    """Sparse rows, as SciPy's matrices have them."""
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    data: np.ndarray
-    n_columns: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.indptr.size - 1, self.n_columns
+    def place(self, row: int) -> str:
+        """Describe the location of a row, by its number in the block."""
+        if self.lines is not None:  # after a quote within a cell Arrow sees more records than we
+            return f"{self.name}:{self.lines[min(row, self.lines.size - 1)]}"
+        return f"{self.name}, row {self.before + row + 1}".removeprefix(", ")
 
 
 class Reader:
     """Base of readers of rows in pieces, which processes share unless it is in memory."""
 
     paths: Sequence[str]  # files that are read
-    in_memory = False  # True where this process alone can read it
-    is_text = False  # True where columns have no types but those asked for
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes on disk; None if unknown, or if the source can be read only once."""
-        return total_bytes(self.paths)
-
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
-        """Estimate the bytes of some pieces as text; None if unknown."""
-        return None if self.total_bytes is None else 2 * sum(piece.n_bytes for piece in pieces)
-
-    def held_bytes(self, types: Mapping[str, str]) -> int:
-        """Estimate the bytes that reading the columns of `types` holds all the time, besides blocks and batches."""
-        return 0
-
-    def index_columns(self) -> Sequence[str]:
-        """Return the columns that are the index of a table, as pandas keeps it: no features, unless they are asked for."""
-        return ()
-
-    def renamed(self) -> Mapping[str, str]:
-        """Return the names that columns were given, with the reason."""
-        return {}
-
-    def first_rows(self, types: Mapping[str, str]) -> Any:
-        """Return the first rows of the columns of `types`, of a table."""
-        raise NotImplementedError
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         """Return all of it, in consecutive pieces: whole files, or about `n_tasks`."""
-        raise NotImplementedError
+        return [Piece.whole(path) for path in self.paths]
+
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
+        """Estimate the bytes of some pieces of files on disk, as text."""
+        return 2 * sum(piece.n_bytes for piece in pieces)
 
     def count(self, piece: Piece) -> Counted:
         """Count the rows of a piece."""
         raise NotImplementedError
 
+    def blocks(
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
+    ) -> Iterator[Block]:
+        """Read some pieces, of a table the columns of `types`, a block at a time; text begins after so many lines."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class TextReader(Reader):
-    """Base of readers of text, whose pieces are ranges of bytes."""
 
-    paths: list[str]
-    reading: Reading
-    head: bytes = field(default=b"", kw_only=True)  # of standard input, read already
+class TableReader(Reader):
+    """Base of readers of tables."""
 
-    is_text = True
+    is_text = False  # True where columns have no types but those asked for
 
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
-        if self.total_bytes is None:
-            return None
-        # compressed files may hold eight times their size
-        return sum(
-            (8 if part.stop is None and is_compressed(part.path) else 1) * part.n_bytes for part in pieces
-        )
+    def schema(self, path: str) -> pa.Schema:
+        """Return the columns of a file."""
+        raise NotImplementedError
 
-    def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        if n_tasks == 1:
-            return [Piece.whole(path, self.head if path == STANDARD_INPUT else b"") for path in self.paths]
-        size = (self.total_bytes or 0) // n_tasks
-        least, most = byte_sources.LEAST_RANGE_BYTES, byte_sources.MOST_RANGE_BYTES
-        return [*cut_into_ranges(self.paths, min(max(size, least), most))]
+    def first_rows(self) -> pa.RecordBatch | None:
+        """Return the first rows; None where there are none."""
+        raise NotImplementedError
+
+    def held_bytes(self, types: Mapping[str, str]) -> int:
+        """Estimate the bytes that reading the columns of `types` holds all the time, besides blocks and batches."""
+        return 0
+
+    def renamed(self) -> Mapping[str, str]:
+        """Return the names that columns were given, with the reason."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Rows that a reader reads, and how they become rows of features; processes share it, unless it is in memory."""
 
-    reader: Any  # a `Reader`, with more methods for tables and matrices
+    reader: Any  # a `Reader`
     reading: Reading
     made_from: str  # the manifest's name of such a source
     what: str = "rows"  # name of the rows, in messages
+    in_memory: bool = False  # this process alone can read it, and once
+    total_bytes: int | None = None  # on disk; None if unknown, or if the source can be read only once
+    held_bytes: int = 0  # by reading, all the time, besides blocks and batches
     encoding: Encoding | None = None  # of a table's columns as features
     table_types: dict[str, str] = field(default_factory=dict)  # of the columns to read of a table
     grows: bool = False  # strings that occur become features: categories are numbered in order of appearance
@@ -188,36 +184,83 @@ class Source:
         encoding = self.encoding
         return encoding is None or (encoding.sparse is not None and len(encoding.columns) == 1)
 
-    @property
-    def in_memory(self) -> bool:
-        return bool(self.reader.in_memory)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that reading holds all the time, besides blocks and batches."""
-        return int(self.reader.held_bytes(self.table_types))
-
-
-LIBSVM = "libsvm text"
-
-
-def matrix_source(
-    reader: Reader, reading: Reading, *, sparse: bool, names_labels: bool, weighted: bool = False
+def open_tables(
+    reader: TableReader,
+    schema: pa.Schema,
+    first: pa.RecordBatch | None,
+    reading: Reading,
+    options: TableOptions,
+    name: str,
 ) -> Source:
-    """Make the source of a reader's rows, of `sparse` matrices or of dense ones; `names_labels` where labels are strings."""
+    """Make the source of a reader's rows, with the encoding of the data to match, if any.
+
+    `first` are the first rows, where the encoding is not given; `name` is for messages.
+    """
+    from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
+
+    if reading.encoding is None:
+        encoding, types, unused = choose_encoding(schema, first, reader.is_text, options, name)
+    else:
+        encoding, types, unused = reading.encoding, column_types(schema, name), {}
+        check_columns(encoding, types, reading.needs_label, name)
+        if reading.needs_label:
+            lacking = [column for column in encoding.kept if column not in types]
+            unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
+        roles = {
+            "weight": encoding.weight if reading.reads_weights else "",
+            "id": encoding.id,
+            "fold": encoding.fold,
+        }
+        encoding = replace(
+            encoding, **{role: column if column in types else "" for role, column in roles.items()}
+        )
+    label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
+    table_types = wanted_types(encoding, types, reader.is_text, label_type)
+    is_new = reading.encoding is None
     return Source(
         reader=reader,
         reading=reading,
-        made_from="sparse matrix" if sparse else "dense array",
-        names_labels=bool(reading.class_names) or (names_labels and not reading.of_numbers),
-        weighted=weighted,
+        made_from="table",
+        held_bytes=reader.held_bytes(table_types),
+        encoding=encoding,
+        grows=is_new,
+        names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
+        weighted=bool(encoding.weight),
+        table_types=table_types,
+        columns=tuple(types) if is_new else (),
+        unused=unused,
+        renamed=reader.renamed() if is_new else {},
     )
 
 
-def locator(name: str, before: int) -> Callable[[int], str]:
-    """Make a function that describes a row by its number after the first `before` rows of `name`, in memory where empty."""
-    start = f"{name}, row" if name else "row"
-    return lambda row: f"{start} {before + row + 1}"
+def display_name(source: str) -> str:
+    """Return the name of a source for messages."""
+    return "standard input" if source == STANDARD_INPUT else source
+
+
+def total_bytes(paths: Sequence[str]) -> int | None:
+    """Sum the bytes of all files on disk; None if one can only be read from its beginning to its end.
+
+    Such are standard input, pipes, and URLs of servers without ranges.
+    """
+    total = 0
+    for path in paths:
+        if path == STANDARD_INPUT or (n_bytes := file_size(path)) is None:
+            return None
+        total += n_bytes
+    return total
+
+
+class NoRows(DataError):
+    """A source without a row."""
+
+
+def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
+    """Refuse sources without a row."""
+    if not n_rows:
+        names = first_of([*map(display_name, paths)], 3)
+        raise NoRows(f"{names}: expected {what}, found none; check that this is the file meant")
 
 
 @contextmanager
@@ -241,7 +284,7 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
     for pieces in (reader.pieces(n_tasks), reader.pieces()):
         sizes = [piece.n_bytes for piece in pieces]
         counted: list[Counted] = pool.run(
-            _count, [(reader, piece) for piece in pieces], phase="count", sizes=sizes
+            reader.count, [(piece,) for piece in pieces], phase="count", sizes=sizes
         )
         if all(found.whole for found in counted):
             break
@@ -254,5 +297,133 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
     return list(zip(pieces, counted, starts, strict=True))
 
 
-def _count(reader: Reader, piece: Piece) -> Counted:
-    return reader.count(piece)
+# ---------------------------------------------------------------------------------------------------------------------
+# Data of a Python program: arrays, sparse matrices, frames, and batches of them
+
+
+@dataclass(frozen=True)
+class MemoryReader(TableReader):
+    """Batches of a program's data: each a record batch of Arrow's, or a matrix, with labels and weights."""
+
+    batches: Iterator[tuple[Any, Any, Any]]
+    paths: tuple[str, ...] = ()
+
+    def blocks(
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
+    ) -> Iterator[Block]:
+        expected, before = "", 0
+        for content, label, weight in self.batches:
+            found = "a frame"
+            if not isinstance(content, pa.RecordBatch):
+                shape = f"{content.shape[1]:,} columns" if isinstance(content, np.ndarray) else "sparse rows"
+                found = f"{shape} {'without' if weight is None else 'with'} weights"
+            elif lacking := set(types).difference(content.schema.names):
+                raise DataError(
+                    f"row {before + 1}: expected the column {min(lacking)!r}, as before, found none"
+                )
+            if found != (expected := expected or found):
+                raise DataError(
+                    f"row {before + 1}: expected {expected}, as in the first batch, found {found}"
+                )
+            yield Block("", before, content, 0, label, weight)
+            before += content.shape[0]
+
+
+def is_files(data: Any) -> bool:
+    """Return whether the sources are names of files, rather than data."""
+    several = data if isinstance(data, list | tuple) else [data]
+    return len(several) > 0 and all(isinstance(item, str | os.PathLike) for item in several)
+
+
+def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
+    """Make the source of rows of data in memory, of the types that `convert` takes."""
+    label = LABEL if reading.encoding is None else reading.encoding.label or LABEL
+    batches = _batches(data, label)
+    first = next(batches, None)
+    if first is None:
+        raise NoRows("expected rows, found none: there is no batch")
+    X, y, weight = first
+    reader = MemoryReader(chain([first], batches))
+    if isinstance(X, pa.RecordBatch):
+        if not options.label and LABEL in X.schema.names and reading.encoding is None:
+            options = replace(options, label=LABEL)
+        source = open_tables(reader, X.schema, X.slice(0, FIRST_ROWS), reading, options, "data")
+        return replace(source, in_memory=True)
+    if options.given:
+        raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
+    has_names = y is not None and y.dtype.kind in "OUST" and not reading.of_numbers
+    return Source(
+        reader=reader,
+        reading=reading,
+        made_from="dense array" if isinstance(X, np.ndarray) else "sparse matrix",
+        in_memory=True,
+        names_labels=bool(reading.class_names) or has_names,
+        weighted=weight is not None,
+    )
+
+
+def _batches(data: Any, label: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield record batches, with labels given beside a frame in a column `label`, or matrices with labels and weights."""
+    if hasattr(data, "__arrow_c_stream__"):
+        with frame_reader(data) as reader:
+            for batch in reader:
+                yield from _frame_batches(pa.Table.from_batches([batch]))
+    elif isinstance(data, tuple):
+        if len(data) not in (2, 3):
+            raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
+        X, y, weight = (*data, None)[:3]
+        if hasattr(X, "__arrow_c_stream__"):
+            yield from _frame_batches(_with_labels(pa.Table.from_batches(frame_reader(X)), label, y, weight))
+        else:
+            yield _triple(X, y, weight)
+    elif callable(data):
+        yield from _batches(data(), label)
+    elif hasattr(data, "__array__") or hasattr(data, "tocsr"):
+        yield _triple(data, None, None)
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
+        for batch in data:
+            yield from _batches(batch, label)
+    else:
+        advice = "; collect() it" if hasattr(data, "collect") else ""
+        advice = "; make a frame of it" if isinstance(data, Mapping) else advice
+        raise UsageError(
+            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
+        )
+
+
+def _frame_batches(table: pa.Table) -> Iterator[tuple[pa.RecordBatch, None, None]]:
+    return ((batch, None, None) for batch in flat_columns(table).to_batches(max_chunksize=MOST_BATCH_ROWS))
+
+
+def _with_labels(table: pa.Table, label: str, y: Any, weight: Any) -> pa.Table:
+    refuse(
+        UsageError,
+        (
+            weight is not None,
+            "expected weights in a column of the frame, found an array; name it with weight_column",
+        ),
+        (
+            y is not None and label in table.schema.names,
+            f"the frame has a column {label!r} already; give it and no y, or rename it",
+        ),
+    )
+    if y is None:
+        return table
+    is_stream = hasattr(y, "__arrow_c_stream__")
+    labels = y if is_stream or hasattr(y, "__arrow_c_array__") else np.asarray(y)
+    if getattr(labels, "ndim", 1) != 1 or len(labels) != table.num_rows:
+        raise DataError(
+            f"expected a label for every row, {table.num_rows:,}, found the shape {np.shape(labels)}"
+        )
+    return table.append_column(label, pa.chunked_array(labels) if is_stream else pa.array(labels))
+
+
+def _triple(X: Any, y: Any, weight: Any) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    """Return a matrix, as an array or as CSR, with labels and weights."""
+    refuse_mask(y, "y")
+    refuse_mask(weight, "weights")
+    X = sound_matrix(X)
+    X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    if len(X.shape) != 2 or X.dtype.kind not in "biuf":
+        raise DataError(f"expected X with two dimensions, of numbers, found shape {X.shape} of {X.dtype}")
+    return X, None if y is None else np.asarray(y), None if weight is None else np.asarray(weight)

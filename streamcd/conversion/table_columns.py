@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,8 @@ import pyarrow as pa
 
 from ..core.errors import DataError, UsageError, first_of, refuse
 from ..dataset.arrow_columns import described_origin, flat_fields, have_dates, seconds_of, type_name
-from ..models.encoding import Column, Encoding, check_columns
+from ..models.encoding import Column, Encoding
 from .options import TableOptions
-from .sources import Reader, Reading, Source
-
-FIRST_ROWS = 2000
-"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
 
 _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
@@ -27,6 +21,45 @@ not."""
 
 _OF_PREDICTIONS = ("source", "prediction", "decision")
 _SINGLE = ("number", "string", "boolean", "time", "nothing")
+_BYTES = ("binary", "large_binary")
+
+
+def column_types(schema: pa.Schema, name: str) -> dict[str, str]:
+    """Return the columns of an Arrow schema with their types (`type_name`), those of structs by dotted names.
+
+    Refuses duplicate names.
+    """
+    types: dict[str, str] = {}
+    for field in flat_fields(schema):
+        if field.name in types:
+            raise DataError(
+                f"{name}: expected every column's name once, found {field.name!r} twice; rename one"
+            )
+        types[field.name] = type_name(field.type)
+    return types
+
+
+def text_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str) -> pa.RecordBatch:
+    """Return a record batch with columns of bytes as strings, where `types` has them so."""
+    for number, field in enumerate(batch.schema):
+        if types.get(field.name) == "string" and type_name(field.type) in _BYTES:
+            try:
+                texts = batch.column(number).cast(pa.large_string())
+            except pa.ArrowInvalid:
+                raise DataError(
+                    f"{place}: column {field.name!r}: expected text in UTF-8, found other bytes"
+                ) from None
+            batch = batch.set_column(number, field.name, texts)
+    return batch
+
+
+def _index_of(schema: pa.Schema) -> list[str]:
+    """Return the columns that pandas' metadata of an Arrow schema name as the index: no features, unless asked for."""
+    try:
+        columns = json.loads((schema.metadata or {})[b"pandas"]).get("index_columns", [])
+    except (KeyError, ValueError, AttributeError):
+        return []
+    return [column for column in columns if isinstance(column, str)]
 
 
 def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> None:
@@ -37,38 +70,37 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--id": options.id,
         "--fold": options.fold,
     }
+    asked = {option: (column,) for option, column in roles.items() if column} | {
+        "--drop": options.drop,
+        "--category": options.category,
+        "--features": tuple(column for column in options.features if _pair(column, types) is None),
+    }
+    for option, columns in asked.items():
+        if lacking := [column for column in columns if column not in types]:
+            listed = first_of(list(types), 20)
+            raise UsageError(
+                f"{name}: expected a column {lacking[0]!r} ({option}), found {listed}; check the name"
+            )
     beside = [*filter(None, roles.values()), *options.drop]
-    single = [column for column in options.features if _pair(column, types) is None]
-    asked = {"--drop": options.drop, "--category": options.category, "--features": single}
-    for option, columns in (
-        {option: (column,) for option, column in roles.items() if column} | asked
-    ).items():
-        for column in columns:
-            if column not in types:
-                listed = first_of(list(types), 20)
-                raise UsageError(
-                    f"{name}: expected a column {column!r} ({option}), found {listed}; check the name"
-                )
     uses, chosen = Counter([*beside, *options.features]), options.features or types
-    for column in types:
-        kept = column in (options.id, options.fold)
-        at, kinds = f"{name}: column {column!r}: expected", "numbers, strings, booleans or times"
-        refuse(
-            UsageError,
-            (uses[column] > 1, f"{at} one use of it, found two; leave it out of one"),
-            (
-                column in options.category and (column in beside or column not in chosen),
-                f"{at} a column that becomes a feature for --category, found another",
-            ),
-            (
-                kept and types[column] not in _SINGLE,
-                f"{at} {kinds} to keep beside the rows, found {types[column]}",
-            ),
-            (
-                kept and column in _OF_PREDICTIONS,
-                f"{at} another name than a column of predictions has; rename it",
-            ),
-        )
+    kept = [column for column in (options.id, options.fold) if column]
+    for columns, expected in (
+        ([column for column in types if uses[column] > 1], "one use of it, found two; leave it out of one"),
+        (
+            [column for column in options.category if column in beside or column not in chosen],
+            "a column that becomes a feature for --category, found another",
+        ),
+        (
+            [column for column in kept if types[column] not in _SINGLE],
+            "numbers, strings, booleans or times to keep beside the rows, found others",
+        ),
+        (
+            [column for column in kept if column in _OF_PREDICTIONS],
+            "another name than a column of predictions has; rename it",
+        ),
+    ):
+        if columns:
+            raise UsageError(f"{name}: column {columns[0]!r}: expected {expected}")
 
 
 def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
@@ -77,13 +109,25 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
     return (index, values) if feature not in types and index in types and values in types else None
 
 
-def _plan_encoding(
-    types: Mapping[str, str], first: Any, options: TableOptions, name: str, index: Sequence[str] = ()
-) -> tuple[Encoding, dict[str, str]]:
-    """Choose the columns that become features, and their encoding; also tells why others are left out.
+def choose_encoding(
+    schema: pa.Schema, first: pa.RecordBatch | None, is_text: bool, options: TableOptions, name: str
+) -> tuple[Encoding, dict[str, str], dict[str, str]]:
+    """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first` has the first rows of all columns; `index` names those of the table's index. Of times the first is the origin.
+    `first` has the first rows of all columns. Of times the first is the origin.
     """
+    types, index = column_types(schema, name), _index_of(schema)
+    if not options.label:
+        raise UsageError(
+            f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
+            f"{options.label_flag}, one of {first_of(list(types), 20)}"
+        )
+    if is_text:  # a code with zeros before it stays as it stands
+        types |= dict.fromkeys(types.keys() & {*options.category, options.id, options.fold}, "string")
+    if first is not None:
+        in_bytes = [column for column, kind in types.items() if kind in _BYTES]
+        types |= {column: "string" for column in in_bytes if _is_text(first.column(column))}
+        first = text_columns(first, types, name)
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
@@ -112,7 +156,7 @@ def _plan_encoding(
         (not columns, f"{name}: expected columns of features, found none besides {options.label!r}{told}"),
     )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(columns), options.missing, bits, *roles), unused
+    return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
 
 
 def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOptions) -> Column | str:
@@ -133,7 +177,11 @@ def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOp
         dated = known.size and have_dates(first.column(feature))
         return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if dated else 0)
     if kind != "string":
-        return f"it holds values of type {kind}"
+        return (
+            "it holds bytes that are no text in UTF-8"
+            if kind in _BYTES
+            else f"it holds values of type {kind}"
+        )
     if options.hash:
         return Column(feature, "hashed")
     given = None if first is None or feature in options.features else first.column(feature).drop_null()
@@ -146,49 +194,17 @@ def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOp
     return Column(feature, "category")
 
 
-def text_columns(batch: Any, types: Mapping[str, str], where: str) -> Any:
-    """Return a record batch with columns of bytes as strings, where `types` has them so."""
-    for place, field in enumerate(batch.schema):
-        if types.get(field.name) == "string" and type_name(field.type) in ("binary", "large_binary"):
-            try:
-                texts = batch.column(place).cast(pa.large_string())
-            except pa.ArrowInvalid:
-                raise DataError(
-                    f"{where}: column {field.name!r}: expected text in UTF-8, found other bytes"
-                ) from None
-            batch = batch.set_column(place, field.name, texts)
-    return batch
-
-
-def index_of(schema: Any) -> list[str]:
-    """Return the columns that pandas' metadata of an Arrow schema name as the index."""
-    described = (schema.metadata or {}).get(b"pandas")
-    if described is None:
-        return []
+def _is_text(column: pa.Array) -> bool:
+    """Check bytes for UTF-8: as Impala and old versions of Spark write strings."""
     try:
-        columns = json.loads(described).get("index_columns", [])
-    except (ValueError, AttributeError):
-        return []
-    return [column for column in columns if isinstance(column, str)]
+        column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
-def column_types(schema: Any, where: str) -> dict[str, str]:
-    """Return the columns of an Arrow schema with their types (`type_name`), those of structs by dotted names.
-
-    Refuses duplicate names.
-    """
-    types: dict[str, str] = {}
-    for field in flat_fields(schema):
-        if field.name in types:
-            raise DataError(
-                f"{where}: expected every column's name once, found {field.name!r} twice; rename one"
-            )
-        types[field.name] = type_name(field.type)
-    return types
-
-
-def _wanted_types(
-    encoding: Encoding, types: Mapping[str, str], reading: Reading, is_text: bool
+def wanted_types(
+    encoding: Encoding, types: Mapping[str, str], is_text: bool, label_type: str | None
 ) -> dict[str, str]:
     """Return the types of the columns to read; those of delimited text have no types but those asked for."""
     wanted = {name: types[name] for name in encoding.names if name in types}
@@ -198,63 +214,10 @@ def _wanted_types(
         elif column.kind != "sparse" and (is_text or wanted[column.name] != "number"):
             wanted[column.name] = "string"
     wanted |= dict.fromkeys(encoding.kept, "kept")
-    for name in (encoding.label, encoding.weight):
-        if name and name in types:
-            wanted[name] = types[name]
-    if encoding.label in wanted and (reading.class_names or reading.of_numbers):
-        wanted[encoding.label] = "string" if reading.class_names else "number"
+    wanted |= {name: types[name] for name in (encoding.label, encoding.weight) if name and name in types}
+    if encoding.label in wanted and label_type is not None:
+        wanted[encoding.label] = label_type
     return wanted
-
-
-def open_tables(
-    reader: Reader, types: dict[str, str], first: Any, reading: Reading, options: TableOptions, name: str
-) -> Source:
-    """Make the source of a reader's rows, with the encoding of the data to match, if any.
-
-    `types` and `first` are the types and the first rows of the columns; `name` is for messages.
-    """
-    known = reading.encoding
-    unused: dict[str, str] = {}
-    if known is None:
-        if not options.label:
-            raise UsageError(
-                f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
-                f"{options.label_flag}, one of {first_of(list(types), 20)}"
-            )
-        if first is not None:
-            for column in (column for column, kind in types.items() if kind in ("binary", "large_binary")):
-                with suppress(pa.ArrowInvalid):  # as Impala and old versions of Spark write strings
-                    first.column(column).cast(pa.large_string())
-                    types[column] = "string"
-            first = text_columns(first, types, name)
-        as_text = types.keys() & {*options.category, options.id, options.fold} if reader.is_text else ()
-        if as_text:
-            types |= dict.fromkeys(as_text, "string")  # as it stands, such as a code with zeros before it
-            first = reader.first_rows(types)
-        encoding, unused = _plan_encoding(types, first, options, name, reader.index_columns())
-        encoding = encoding.without_counts()
-    else:
-        check_columns(known, types, reading.needs_label, name)
-        if reading.needs_label:
-            lacking = [name for name in known.kept if name not in types]
-            unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
-        weight = known.weight if reading.reads_weights else ""
-        roles = (name if name in types else "" for name in (weight, known.id, known.fold))
-        encoding = replace(known, **dict(zip(("weight", "id", "fold"), roles, strict=True)))  # type: ignore[arg-type]
-    table_types = _wanted_types(encoding, types, reading, reader.is_text)
-    return Source(
-        reader=reader,
-        reading=reading,
-        made_from="table",
-        encoding=encoding,
-        grows=known is None,
-        names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
-        weighted=bool(encoding.weight),
-        table_types=table_types,
-        columns=tuple(types) if known is None else (),
-        unused=unused,
-        renamed=reader.renamed() if known is None else {},
-    )
 
 
 def describe_uses(

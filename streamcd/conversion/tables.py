@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain, compress
+from itertools import compress
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,12 +19,11 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
-from ..dataset.arrow_columns import flat_columns, one_batch, parquet_file, type_name
-from .byte_sources import Piece
-from .sources import Block, Counted, Reader, locator, refusing_damage
-from .table_columns import FIRST_ROWS, column_types, index_of, text_columns
+from ..dataset.arrow_columns import flat_columns, one_batch, parquet_file
+from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
+from .table_columns import column_types
 
-_LEAST_BATCH_ROWS, _MOST_BATCH_ROWS = 1 << 8, 1 << 16
+_LEAST_BATCH_ROWS = 1 << 8
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
 _PAGE_BYTES = 1 << 20  # of writers' pages, by default
 _PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of the file tells how long they are
@@ -40,16 +39,20 @@ _refusing_damage = partial(
 
 
 @dataclass(frozen=True)
-class TableReader(Reader):
+class FileReader(TableReader):
     """Base of readers of tables in files that have types; `memory_bytes` are for what is decoded at a time."""
 
     paths: list[str]
     memory_bytes: int
 
+    def sizes(self, path: str) -> list[int]:
+        """Return the bytes of the row groups or record batches of a file; none of one that is read from its beginning."""
+        raise NotImplementedError
+
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         if n_tasks == 1:
-            return [Piece.whole(path) for path in self.paths]
-        sizes = {path: self.sizes_in(path) for path in self.paths}
+            return super().pieces()
+        sizes = {path: self.sizes(path) for path in self.paths}
         most = max(sum(map(sum, sizes.values())) // n_tasks, 1 << 20)
         found: list[Piece] = []
         for path, own in sizes.items():
@@ -57,24 +60,12 @@ class TableReader(Reader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece.whole(path)]
         return found
 
-    def sizes_in(self, path: str) -> list[int]:
-        """Return the bytes of the row groups or record batches of a file; none of one that is read from its beginning."""
-        raise NotImplementedError
+    def first_rows(self) -> pa.RecordBatch | None:
+        return self._first_rows(column_types(self.schema(self.paths[0]), self.paths[0]))
 
-    def types_in(self, path: str) -> dict[str, str]:
-        """Return the columns of a file with their types."""
-        return column_types(self.schema(path), path)
-
-    def schema(self, path: str) -> Any:
-        raise NotImplementedError
-
-    def index_columns(self) -> list[str]:
-        return index_of(self.schema(self.paths[0]))
-
-    def first_rows(self, types: Mapping[str, str]) -> Any:
-        """Return the first rows of the columns of `types`."""
-        found: list[Any] = []
-        with closing(self.blocks(self.pieces()[:1], 0, dict(types))) as blocks:
+    def _first_rows(self, types: Mapping[str, str]) -> pa.RecordBatch | None:
+        found: list[pa.RecordBatch] = []
+        with closing(self.blocks([Piece(self.paths[0])], types)) as blocks:
             for block in blocks:
                 found.append(block.content)
                 if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
@@ -82,27 +73,22 @@ class TableReader(Reader):
         return one_batch(pa.Table.from_batches(found).slice(0, FIRST_ROWS)) if found else None
 
     def blocks(
-        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
     ) -> Generator[Block, None, None]:
-        """Read the columns of `types` of some pieces, a block at a time."""
         raise NotImplementedError
 
-    def rows_at_a_time(self, where: str, row_bytes: float, n_bytes: float = 0) -> int:
-        """Return the rows to decode at a time; refuses rows, or `n_bytes` of them, that do not fit in the memory."""
-        if max(row_bytes, n_bytes) > self.memory_bytes:
-            raise DataError(
-                f"{where}: expected rows that fit in {format_size(self.memory_bytes)} under this memory budget, found some "
-                f"of {format_size(row_bytes)} each, decoded; give a larger --memory"
-            )
+    def rows_at_a_time(self, place: str, row_bytes: float) -> int:
+        """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
+        self.check_fits(place, row_bytes, f"rows of {format_size(row_bytes)} each, decoded")
         least = min(_LEAST_BATCH_ROWS, max(self.memory_bytes / row_bytes, 1))
-        return int(min(max(self.memory_bytes / 8 / row_bytes, least), _MOST_BATCH_ROWS))
+        return int(min(max(self.memory_bytes / 8 / row_bytes, least), MOST_BATCH_ROWS))
 
-    def check_expansion(self, where: str, n_bytes: int, remedy: str) -> None:
-        """Refuse what is decompressed as a whole, and does not fit in the memory."""
+    def check_fits(self, place: str, n_bytes: float, found: str, advice: str = "") -> None:
+        """Refuse what is decoded as a whole, and does not fit in the memory."""
         if n_bytes > self.memory_bytes:
             raise DataError(
-                f"{where}: expected at most {format_size(self.memory_bytes)} to decompress at a time under this memory "
-                f"budget, found {remedy}, or give a larger --memory"
+                f"{place}: expected at most {format_size(self.memory_bytes)} to decode at a time under this memory budget, "
+                f"found {found}; {advice}give a larger --memory"
             )
 
 
@@ -111,10 +97,10 @@ class TableReader(Reader):
 
 
 @dataclass(frozen=True)
-class ParquetReader(TableReader):
+class ParquetReader(FileReader):
     """Parquet files; folders named ``key=value`` (hive partitions) are columns too."""
 
-    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)  # of every path, as Arrow's scalars
+    partitions: dict[str, dict[str, pa.Scalar]] = field(default_factory=dict)  # of every path
 
     @cached_property
     def _metadata(self) -> dict[str, Any]:
@@ -137,14 +123,14 @@ class ParquetReader(TableReader):
         stop = metadata.num_row_groups if piece.stop is None else piece.stop
         return [metadata.row_group(group) for group in range(piece.start, stop)]
 
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int | None:
+    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
         groups = [group for piece in pieces for group in self._groups(piece)]
         # what is encoded by a dictionary is larger decoded
         return sum(
             max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
         )
 
-    def sizes_in(self, path: str) -> list[int]:
+    def sizes(self, path: str) -> list[int]:
         return [group.total_byte_size for group in self._groups(Piece(path))]
 
     def count(self, piece: Piece) -> Counted:
@@ -153,93 +139,87 @@ class ParquetReader(TableReader):
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
         """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
-        groups = [
-            max(found, key=lambda group: group.total_byte_size)
-            for piece in self.pieces()
-            if (found := self._groups(piece))
-        ]
-        sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in groups]
-        return max(
-            (sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in of_group) for of_group in sizes), default=0
-        )
+        groups = [found for path in self.paths if (found := self._groups(Piece(path)))]
+        largest = [max(found, key=lambda group: group.total_byte_size) for found in groups]
+        sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in largest]
+        return max((sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in own) for own in sizes), default=0)
 
-    def schema(self, path: str) -> Any:
+    def schema(self, path: str) -> pa.Schema:
         with _refusing_damage(path):
-            return parquet_file(location(path)).schema_arrow
+            schema = self._metadata[path].schema.to_arrow_schema()
+        for name, value in self.partitions.get(path, {}).items():
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, value.type))
+        return schema
 
-    def types_in(self, path: str) -> dict[str, str]:
-        partitions = self.partitions.get(path, {})
-        return {name: type_name(value.type) for name, value in partitions.items()} | super().types_in(path)
-
-    def first_rows(self, types: Mapping[str, str]) -> Any:
+    def _first_rows(self, types: Mapping[str, str]) -> pa.RecordBatch | None:
         """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        piece, names, n = self.pieces()[0], [*types], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
-        for group in self._groups(piece)[:1]:  # what is refused together is refused before
-            self._batch_rows(piece.path, piece.start, group.num_rows, _chunks(group, types), types)
+        names, n = [*types], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
         parts = [{name: types[name] for name in names[k : k + n]} for k in range(0, len(names), n)]
         found = [
-            batch for part in parts if (batch := super(ParquetReader, self).first_rows(part)) is not None
+            batch for part in parts if (batch := super(ParquetReader, self)._first_rows(part)) is not None
         ]
         columns = {name: batch.column(name) for batch in found for name in batch.schema.names}
         return pa.RecordBatch.from_pydict(columns) if found else None
 
     def blocks(
-        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
     ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
             before = sum(group.num_rows for group in self._groups(Piece(piece.path, 0, piece.start)))
-            for batch in self._read(piece, types):
+            for batch in self._batches(piece, types):
                 for name, value in self.partitions.get(piece.path, {}).items():
                     if name in types and name not in batch.schema.names:
                         batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
-                yield Block(locator(piece.path, before), batch, read_before)
+                yield Block(piece.path, before, batch, read_before)
                 before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, piece: Piece, types: dict[str, str]) -> Iterator[Any]:
-        path, groups = piece.path, self._groups(piece)
-        present = column_types(self.schema(path), path)
-        chunks = [_chunks(group, types) for group in groups]
+    def _batches(self, piece: Piece, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+        path, present = (
+            piece.path,
+            column_types(self._metadata[piece.path].schema.to_arrow_schema(), piece.path),
+        )
+        groups = [(group, _chunks(group, types)) for group in self._groups(piece)]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
-        texts = {name for name, kind in types.items() if present.get(name) == kind == "string"}
-        texts -= {chunk.path_in_schema for chunk in chain(*chunks) if "DELTA" in str(chunk.encodings)}
+        plain = {c.path_in_schema for _, chunks in groups for c in chunks if "DELTA" in str(c.encodings)}
+        texts = {name for name, kind in types.items() if present.get(name) == kind == "string"} - plain
+        options = {"metadata": self._metadata[path], "buffer_size": _BUFFER_BYTES, "pre_buffer": False}
         with (
             _refusing_damage(path),
-            parquet_file(
-                location(path), read_dictionary=sorted(texts), buffer_size=_BUFFER_BYTES, pre_buffer=False
-            ) as file,
+            parquet_file(location(path), read_dictionary=sorted(texts), **options) as file,
         ):
-            for number, (group, of_group) in enumerate(zip(groups, chunks, strict=True), piece.start):
+            for number, (group, chunks) in enumerate(groups, piece.start):
                 for batch in file.iter_batches(
-                    self._batch_rows(path, number, group.num_rows, of_group, types),
+                    self._batch_rows(f"{path}, row group {number}", group.num_rows, chunks, types),
                     row_groups=[number],
                     columns=[name for name in types if name in present],
                     use_threads=False,
                 ):
-                    self.rows_at_a_time(path, batch.nbytes / batch.num_rows, batch.nbytes)
+                    row_bytes = batch.nbytes / batch.num_rows
+                    self.check_fits(path, batch.nbytes, f"rows of {format_size(row_bytes)} each, decoded")
                     batch.validate(full=True)
-                    yield text_columns(flat_columns(batch), types, path)
+                    yield flat_columns(batch)
 
-    def _batch_rows(
-        self, path: str, number: int, n_rows: int, chunks: list[Any], types: Mapping[str, str]
-    ) -> int:
+    def _batch_rows(self, place: str, n_rows: int, chunks: list[Any], types: Mapping[str, str]) -> int:
         """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
         # runs and dictionaries may take next to none in the file
         decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
-        parts = [([chunk], chunk.total_uncompressed_size) for chunk in chunks]
         # one row may have all elements of lists
         lists = [chunk.path_in_schema not in types for chunk in chunks]
+        parts = [([chunk], chunk.total_uncompressed_size) for chunk in chunks]
         parts.append(([*compress(chunks, lists)], sum(compress(decoded, lists))))
         for part, size in parts:
             stored = sum(chunk.total_compressed_size for chunk in part)
             names = " and ".join(repr(chunk.path_in_schema) for chunk in part)
-            self.check_expansion(
-                f"{path}, row group {number}: column {names}",
+            self.check_fits(
+                f"{place}: column {names}",
                 size if size > _MOST_EXPANSION * stored else 0,
-                f"{format_size(stored)} that become {format_size(size)}; write it with smaller row groups",
+                f"{format_size(stored)} that become {format_size(size)}",
+                "write it with smaller row groups, or ",
             )
-        rows = self.rows_at_a_time(path, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
+        rows = self.rows_at_a_time(place, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
         prefixed = any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
         return min(rows, _PREFIXED_ROWS) if prefixed else rows
 
@@ -256,7 +236,7 @@ def _prefixes(path: str) -> Iterator[str]:
     return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
-def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, pa.Scalar]]:
     """Return the columns that folders named ``key=value`` are, between each file and its root; numbers where all are."""
     texts: dict[str, dict[str, str | None]] = {}
     for path, root in roots.items():
@@ -289,10 +269,10 @@ def _is_number(text: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class ArrowReader(TableReader):
+class ArrowReader(FileReader):
     """Files of Arrow's IPC formats (Feather is one), mapped into memory; what was read is given back to the system."""
 
-    def sizes_in(self, path: str) -> list[int]:
+    def sizes(self, path: str) -> list[int]:
         mapped, reader = _open_mapped(path)
         n_batches = getattr(reader, "num_record_batches", 0)  # a stream has no list of them
         return [len(mapped) // max(n_batches, 1)] * n_batches
@@ -301,16 +281,16 @@ class ArrowReader(TableReader):
         n_rows = sum(batch.num_rows for batch in _batches(_open_mapped(piece.path, [0])[1], piece))
         return Counted(n_rows, n_rows)
 
-    def schema(self, path: str) -> Any:
+    def schema(self, path: str) -> pa.Schema:
         return _open_mapped(path)[1].schema
 
     def blocks(
-        self, pieces: Sequence[Piece], first_line: int, types: dict[str, str]
+        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
     ) -> Generator[Block, None, None]:
         read_before = 0
         for piece in pieces:
             before = first_line if piece is pieces[0] else 0
-            for mapped, batch in self._read(piece):
+            for mapped, batch in self._checked(piece):
                 rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
@@ -318,16 +298,12 @@ class ArrowReader(TableReader):
                         part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
                     columns = flat_columns(part)
                     columns = columns.select([name for name in types if name in columns.schema.names])
-                    yield Block(
-                        locator(piece.path, before + start),
-                        text_columns(columns, types, piece.path),
-                        read_before,
-                    )
+                    yield Block(piece.path, before + start, columns, read_before)
                     mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
                 before += batch.num_rows
             read_before += piece.n_bytes
 
-    def _read(self, piece: Piece) -> Iterator[tuple[mmap.mmap, Any]]:
+    def _checked(self, piece: Piece) -> Iterator[tuple[mmap.mmap, pa.RecordBatch]]:
         """Read record batches; those that become larger than the memory when decompressed are refused.
 
         Of a batch, a narrow column is read first: it tells the rows, and so the size of all columns of known width.
@@ -335,21 +311,21 @@ class ArrowReader(TableReader):
         mapped, reader = _open_mapped(piece.path)
         widths = [_width(field.type) for field in reader.schema]
         narrow = min(range(len(widths)), key=lambda k: widths[k] or math.inf)
-        sampled, sampler = _open_mapped(piece.path, [narrow])
-        batches = _batches(reader, piece)
-        for number, sample in enumerate(_batches(sampler, piece), piece.start + 1):
-            known = sum(widths) * sample.num_rows
-            is_compressed = known > len(mapped) or _inflated(sample, sampled) > 0
-            self._check_inflated(piece.path, number, known if is_compressed else 0)
+        batches, samples = (
+            _batches(opened, piece) for opened in (reader, _open_mapped(piece.path, [narrow])[1])
+        )
+        for number, sample in enumerate(samples, piece.start + 1):
+            place = f"{piece.path}: record batch {number}"
+            self._check_inflated(place, sum(widths) * sample.num_rows if _inflated(sample) else 0)
             batch = next(batches)
-            self._check_inflated(piece.path, number, _inflated(batch, mapped))
+            self._check_inflated(place, _inflated(batch))
             with _refusing_damage(piece.path):
                 batch.validate()
             yield mapped, batch
 
-    def _check_inflated(self, path: str, number: int, n_bytes: int) -> None:
-        remedy = f"{format_size(n_bytes)}; write the file with smaller record batches, or uncompressed"
-        self.check_expansion(f"{path}: record batch {number}", n_bytes, remedy)
+    def _check_inflated(self, place: str, n_bytes: int) -> None:
+        advice = "write the file with smaller record batches, or uncompressed, or "
+        self.check_fits(place, n_bytes, format_size(n_bytes), advice)
 
 
 def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]:
@@ -362,7 +338,7 @@ def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]
         return mapped, opened(pa.py_buffer(mapped), options=options)
 
 
-def _batches(reader: Any, piece: Piece) -> Iterator[Any]:
+def _batches(reader: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a part of a file."""
     with _refusing_damage(piece.path):
         if not hasattr(reader, "num_record_batches"):
@@ -372,14 +348,13 @@ def _batches(reader: Any, piece: Piece) -> Iterator[Any]:
             yield reader.get_batch(number)
 
 
-def _inflated(batch: Any, mapped: mmap.mmap) -> int:
-    """Bytes of a record batch that are not those of the file, but decompressed."""
-    whole = pa.py_buffer(mapped)
+def _inflated(batch: pa.RecordBatch) -> int:
+    """Bytes of a record batch that were decompressed; others are parts of the file, or of a copy of it."""
     buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
-    return sum(buffer.size for buffer in buffers if not 0 <= buffer.address - whole.address < whole.size)
+    return sum(buffer.size for buffer in buffers if buffer.parent is None)
 
 
-def _width(type_: Any) -> int:
+def _width(type_: pa.DataType) -> int:
     """Bytes of an element of known width, else 0."""
     try:
         return -(-type_.bit_width // 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +33,12 @@ class RowChecker:
         least: int = 0,
         end: int = kernels.LARGEST_INDEX + 1,
         ignore_beyond: bool = False,
+        first_index: int = 0,
     ) -> None:
         self._dtype, self._bounds = np.dtype(value_dtype), (least, end, ignore_beyond)
+        self._first_index = first_index  # of a matrix's first column
         self.state = np.zeros(kernels.N_STATE, np.int64)
-        self.state[kernels.MAX_INDEX] = -1
+        self.state[kernels.MAX_INDEX], self.largest_index = -1, first_index - 1
 
     def check(self, rows: CSR, message: Callable[[int, int, bool], str]) -> CSR:
         """Return rows without zeros and repeated indices.
@@ -48,11 +50,8 @@ class RowChecker:
         status = kernels.sparse_rows(rows, *self._bounds, found, self.state)
         if status == kernels.OK:
             return CSR(found.indptr, *(entries[: found.indptr[-1]] for entries in room))
-        row, entry, of_index = (
-            int(self.state[kernels.ROW]),
-            int(self.state[kernels.ENTRY]),
-            status >= kernels.NEGATIVE_INDEX,
-        )
+        row, entry = self.state[[kernels.ROW, kernels.ENTRY]].tolist()
+        of_index = status >= kernels.NEGATIVE_INDEX
         wrong = (rows.feature if of_index else rows.value)[entry]
         advice = "convert with --dtype float64" if self._dtype == np.float32 else "rescale it"
         least, end, _ = self._bounds
@@ -68,15 +67,16 @@ class RowChecker:
 class MatrixEncoder(RowChecker):
     """Encoder of matrices, whose columns are indices from the first one on."""
 
-    def __init__(self, value_dtype: Any, first_index: int, end: int, ignore_beyond: bool) -> None:
-        super().__init__(value_dtype, 0, end - first_index, ignore_beyond)
-        self._first_index, self.message = first_index, str
-        self.state[kernels.ZERO_INDEX], self.largest_index = not first_index, first_index - 1
+    message: Callable[[int], str]  # describes a row of the matrix
+    unseen: Mapping[str, Any] = {}  # as of a table: nothing is missing or unknown in a matrix
+    unindicated: Mapping[str, Any] = {}
+    n_missing = 0
 
     def encode(self, matrix: Any) -> Iterator[EncodedRows]:
         """Make rows of a dense matrix, or of one in CSR, some at a time."""
         # the index of the last column, also where it is one of zeros
         self.largest_index = max(self.largest_index, matrix.shape[1] - 1 + self._first_index)
+        self.state[kernels.ZERO_INDEX] = not self._first_index
         n_rows, start = matrix.shape[0], 0
         while start < n_rows:
             if isinstance(matrix, np.ndarray):
@@ -84,7 +84,7 @@ class MatrixEncoder(RowChecker):
                 block = matrix[start:stop]
                 cells = np.nonzero(block)
                 starts = np.concatenate([[0], np.cumsum(np.count_nonzero(block, axis=1))])
-                entries = cells[1], _native(block[cells])
+                index, value = cells[1], block[cells]
             else:
                 most = matrix.indptr[start] + BLOCK_CELLS
                 stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
@@ -92,19 +92,19 @@ class MatrixEncoder(RowChecker):
                 starts = matrix.indptr[start : stop + 1].astype(np.int64)
                 mine = slice(int(starts[0]), int(starts[-1]))
                 starts -= starts[0]
-                entries = sorted_rows(starts, _native(matrix.indices[mine]), _native(matrix.data[mine]))
-            rows = self.check(CSR(starts, *entries), lambda row, *_, first=start: self.message(first + row))
+                index, value = sorted_rows(starts, matrix.indices[mine], matrix.data[mine])
+            # in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes
+            index = index.astype(index.dtype.newbyteorder("="), copy=False)
+            dtype = value.dtype.newbyteorder("=")
+            if dtype.kind == "f" and dtype.itemsize not in (4, 8):
+                dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+            rows = self.check(
+                CSR(starts, index, value.astype(dtype, copy=False)),
+                lambda row, *_, first=start: self.message(first + row),
+            )
             rows.feature[:] += self._first_index
             yield EncodedRows(start, *rows)
             start = stop
-
-
-def _native(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes."""
-    dtype = numbers.dtype.newbyteorder("=")
-    if dtype.kind == "f" and dtype.itemsize not in (4, 8):
-        dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
-    return numbers.astype(dtype, copy=False)
 
 
 def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

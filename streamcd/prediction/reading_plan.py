@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import expand, is_compressed, total_bytes
+from ..conversion.byte_sources import expand, is_compressed
 from ..conversion.formats import open_source
-from ..conversion.in_memory import is_files, open_data
 from ..conversion.options import TableOptions
 from ..conversion.plan import LEAST_DECODER_BYTES
-from ..conversion.sources import Reading, Source
+from ..conversion.sources import Reading, Source, is_files, open_data, total_bytes
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.options import Listener, SharedWork

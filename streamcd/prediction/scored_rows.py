@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import BLOCK_BYTES, Piece, check_rows
 from ..conversion.parsing import row_batches
-from ..conversion.rows import Counts, query_ids_skipped
-from ..conversion.sources import counted_pieces
+from ..conversion.rows import QUERY_IDS_SKIPPED, Counts
+from ..conversion.sources import BLOCK_BYTES, Piece, check_rows, counted_pieces
 from ..core.errors import DataError, counted
 from ..core.files import scratch_directory
 from ..core.options import Progress
@@ -76,7 +75,7 @@ class Scoring:
     def _tell_ignored(self) -> None:
         entries, query_ids = self.ignored.n_ignored, self.ignored.n_query_ids
         if query_ids:
-            self.listener.message(query_ids_skipped(query_ids))
+            self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
         if entries:
             self.listener.warning(
                 f"{counted(entries, 'entry', 'entries')} ignored: "
@@ -129,7 +128,7 @@ class Scoring:
         pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
         for batch in row_batches(source, pieces, first[0], first[1], None):
             if part is None:
-                self.listener.progress(Progress(phase, batch.bytes_read, source.reader.total_bytes, "B"))
+                self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
             counts, rows = batch.counts, batch.rows
             weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
             columns, feature = (rows.source_row, rows.label, weight), indices.features(rows.index)
