@@ -207,14 +207,9 @@ def open_tables(
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
             unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
-        roles = {
-            "weight": encoding.weight if reading.reads_weights else "",
-            "id": encoding.id,
-            "fold": encoding.fold,
-        }
-        encoding = replace(
-            encoding, **{role: column if column in types else "" for role, column in roles.items()}
-        )
+        roles = encoding.weight if reading.reads_weights else "", encoding.id, encoding.fold
+        weight, id, fold = (column if column in types else "" for column in roles)
+        encoding = replace(encoding, weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
     table_types = wanted_types(encoding, types, reader.is_text, label_type)
     is_new = reading.encoding is None
