@@ -50,8 +50,8 @@ _WINDOW = 1 / 16  # of the data: two of them are in memory
 _N_SHARDS = 16
 _RUNS = "runs"  # folder that workers do not see
 _LOSSES = ("log_loss", "squared_hinge", "hinge")
-_MADE = {"text, 65 M entries": SHAPES["text-65m"]}
-_REAL = {"imdb, word pairs, 9 M entries": "imdb.bigram.tfidf", "kdd99, 6 M entries": "kdd99_10pct"}
+_MADE = {"text-65m": SHAPES["text-65m"]}
+_REAL = {"imdb": "imdb.bigram.tfidf", "kdd99": "kdd99_10pct"}
 _SEEN = 0.9  # of the bytes of all reads: so much has to come from disk
 
 
@@ -67,7 +67,7 @@ def made_sets(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Dataset]]
     for name, shape in _MADE.items():
         if any(word in name for word in names) or not names:
             n_bytes = 8 * shape.rows * shape.entries
-            path = work / name.partition(",")[0]
+            path = work / name
             if not path.exists():
                 write_dataset(shape, path, shard_size=n_bytes // _N_SHARDS, chunk_size="250kB")
             yield name, streamcd.open(path)
