@@ -471,7 +471,7 @@ def test_verify_refuses_a_budget_that_is_too_small(tmp_path: Path) -> None:
     assert dataset.verify(memory="280MB") == []
     with pytest.raises(UsageError, match=r"58.* MB the largest chunk.*needed"):
         dataset.verify(memory="260MB")
-    with pytest.raises(UsageError, match="2 workers"):
+    with pytest.raises(UsageError, match="2 times"):
         dataset.verify(memory="620MB", workers=2)
 
 

@@ -58,11 +58,6 @@ class Strings(NamedTuple):
         """Return the strings ``start:stop``, without a copy."""
         return Strings(self.data, self.offsets[start : stop + 1])
 
-    def take(self, places: np.ndarray) -> Strings:
-        """Return a copy of the strings at `places`."""
-        taken, _ = strings_of(self.to_arrow().take(arrow_array(places, pa.int64())))
-        return taken
-
     def to_arrow(self) -> pa.Array:
         """Return the strings as an Arrow array, without a copy."""
         buffers = [None, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
@@ -273,12 +268,8 @@ def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     distinct, found = np.unique(numbers[known], return_inverse=True)
     places = np.full(numbers.size, -1)
     places[known] = found
-    return arrow_strings([number_name(number) for number in distinct.tolist()]), places
-
-
-def number_name(number: float) -> str:
-    """Write a number: a whole one without a decimal point."""
-    return str(int(number)) if number.is_integer() else repr(number)
+    texts = (str(int(n)) if n.is_integer() else repr(n) for n in distinct.tolist())
+    return arrow_strings(texts), places
 
 
 def described_origin(origin: int) -> str:

@@ -24,7 +24,7 @@ from ..core.errors import DatasetError
 from ..core.files import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .arrow_columns import extent_of, read_table, reading
-from .parts import AHEAD_BYTES, Part, Ring
+from .parts import Part, Ring
 from .schema import LISTED
 
 MAX_OPEN_PARTS = 64
@@ -38,18 +38,25 @@ class ChunkedTable:
     """Kind of its manifest."""
     TABLES: ClassVar[Mapping[str, str]]
     """First column that training reads, by table of a part, in the order in which they are read."""
-    n_items: int  # rows, or features; every entry belongs to one
     entry_bytes: int
-    item_start: np.ndarray  # (chunks + 1,): first item that begins in a chunk
     unit_start: np.ndarray  # first chunks of inseparable units: chunks, or all pieces of a feature
 
     def __init__(
-        self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray], counted: str
+        self,
+        path: Location,
+        manifest: dict[str, Any],
+        chunk_table: Mapping[str, np.ndarray],
+        items: str,
+        n_begun: np.ndarray,
     ) -> None:
-        """Take the columns of ``chunks.parquet``, of which `counted` counts the rows of the second table."""
+        """Take the columns of ``chunks.parquet``; `items`, rows or features, are counted by the second table.
+
+        `n_begun` is the number of them that begin in each chunk; every entry belongs to one.
+        """
         self.path, self.manifest = path, manifest
         self.client_bytes = DATASET_BYTES if isinstance(path, Url) else 0  # that reading takes at a URL
         self.fingerprint: str = manifest["fingerprint"]
+        self.n_items: int = manifest[items]
         self.n_entries: int = manifest["n_entries"]
         self.n_shards = len(manifest["parts"])
         self.index_dtype = np.dtype(manifest["index_dtype"])
@@ -60,28 +67,24 @@ class ChunkedTable:
         # chunks shard_start[s]:shard_start[s + 1] are those of part s
         self.shard_start = np.searchsorted(self.chunk_part, np.arange(self.n_shards + 1))
         self.chunk_group = (np.arange(self.n_chunks) - self.shard_start[self.chunk_part]).astype(np.int32)
-        self.entry_start = starts_of(chunk_table["n_entries"])
-        self._check_count("n_entries", self.entry_start)
+        # items item_start[c]:item_start[c + 1] begin in chunk c
+        self.item_start, self.entry_start = starts_of(n_begun), starts_of(chunk_table["n_entries"])
+        for key, starts in ((items, self.item_start), ("n_entries", self.entry_start)):
+            if manifest[key] != starts[-1]:
+                raise DatasetError(
+                    f"{path / 'manifest.json'}: damaged ({key} is {manifest[key]}, the chunk table has {starts[-1]}); "
+                    f"{self.KIND.remedy}"
+                )
         # rows starts[table][c]:starts[table][c + 1] of a table are those of chunk c
         self.starts = {
-            table: self.entry_start if table == "entries" else starts_of(chunk_table[counted])
+            table: self.entry_start if table == "entries" else starts_of(chunk_table[items])
             for table in self.TABLES
         }
-        self._crcs = {
-            table: chunk_table[f"{table}_crc"] for table in self.TABLES if f"{table}_crc" in chunk_table
-        }
+        self._crcs = {table: chunk_table.get(f"{table}_crc") for table in self.TABLES}  # of arrays None
         self._open: dict[str, Part] = {}  # the latest used is the last
         self._footers: dict[str, pq.FileMetaData] = {}  # of open files, here and in what `reopen` returns
         self._ring: Ring | None = None
         self.cache: str | None = None
-
-    def _check_count(self, key: str, starts: np.ndarray) -> None:
-        """Refuse a manifest that counts others than the chunk table."""
-        if self.manifest[key] != starts[-1]:
-            raise DatasetError(
-                f"{self.path / 'manifest.json'}: damaged ({key} is {self.manifest[key]}, the chunk table has "
-                f"{starts[-1]}); {self.KIND.remedy}"
-            )
 
     @classmethod
     def read_chunk_table(
@@ -95,9 +98,8 @@ class ChunkedTable:
         table = read_table(path / name, manifest["chunks"]["checksum"], cls.KIND.remedy)
         if table["part"].max(initial=-1) >= len(manifest["parts"]):
             raise DatasetError(f"{path / name}: a part that the manifest does not list; {cls.KIND.remedy}")
-        for one in cls.TABLES:
-            if f"{one}_crc" not in table:
-                raise DatasetError(f"{path / name}: no checksums of chunks of {one}; {cls.KIND.remedy}")
+        if not {f"{one}_crc" for one in cls.TABLES} <= table.keys():
+            raise DatasetError(f"{path / name}: no checksums of chunks; {cls.KIND.remedy}")
         return table
 
     @classmethod
@@ -110,10 +112,6 @@ class ChunkedTable:
             for table in cls.TABLES:
                 if table in part:  # arrays are no files
                     yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
-
-    def part_files(self, part: int) -> list[tuple[str, int, str]]:
-        """Return name, bytes and checksum of a part's files, as `listed_files`."""
-        return list(self.listed_files({"parts": [self.manifest["parts"][part]]}))
 
     def file(self, name: str) -> Location:
         """Return where a file of the table is stored."""
@@ -131,7 +129,8 @@ class ChunkedTable:
 
         `verify` checks the chunk's checksum, and the pages' own of columns before those that it covers.
         """
-        part, group, crc = self._part(table, chunk), int(self.chunk_group[chunk]), self._crcs[table][chunk]
+        part, group, crcs = self._part(table, chunk), int(self.chunk_group[chunk]), self._crcs[table]
+        assert crcs is not None, "arrays are read elsewhere"
         with reading(part.path, f"chunk {group}"):
             covered = self.TABLES[table]
             first = min((covered, *columns), key=part.columns.index)
@@ -139,7 +138,7 @@ class ChunkedTable:
             data = None if self._ring is None else self._ring.take(part.path, offset)
             data = part.fetch(offset, n_bytes) if data is None else data
             if verify:
-                if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crc:
+                if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
                     if self.cache is not None and isinstance(part.path, Path):
                         part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")
@@ -170,31 +169,29 @@ class ChunkedTable:
             self.read_ahead()
         for chunk in chunks:
             for table, column in (first or self.TABLES).items():
-                part, group = self._part(table, chunk), int(self.chunk_group[chunk])
-                with reading(part.path, f"chunk {group}"):
-                    extent = extent_of(part.footer, group, column)
+                part, offset, n_bytes = self._extent(table, chunk, column)
                 # tables besides entries are small: of those on disk the page cache keeps them
                 if self._ring and self._ring.possible and (by_request or table == "entries"):
-                    self._ring.announce(part.path, *extent)
+                    self._ring.announce(part.path, offset, n_bytes)
                 elif part.descriptor >= 0 and hasattr(os, "posix_fadvise"):  # not on macOS
                     # if the footer is too damaged for that, the read to come reports it
                     with contextlib.suppress(OSError, OverflowError):
-                        os.posix_fadvise(part.descriptor, *extent, os.POSIX_FADV_WILLNEED)
+                        os.posix_fadvise(part.descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_ahead(self) -> None:
         """Read announced entries past the page cache, or by several requests at a time, from now until `close`."""
         if self._ring is None:
-            remote = isinstance(self.path, Url) and self.cache is None
-            self._ring = Ring(storage.AHEAD_BYTES if remote else AHEAD_BYTES, remote=remote)
+            self._ring = Ring(remote=isinstance(self.path, Url) and self.cache is None)
 
     def chunk_bytes(self, chunk: int) -> int:
         """Return the bytes on disk that training reads of a chunk."""
-        found = 0
-        for table, first in self.TABLES.items():
-            part, group = self._part(table, chunk), int(self.chunk_group[chunk])
-            with reading(part.path, f"chunk {group}"):
-                found += extent_of(part.footer, group, first)[1]
-        return found
+        return sum(self._extent(table, chunk, first)[2] for table, first in self.TABLES.items())
+
+    def _extent(self, table: str, chunk: int, first: str) -> tuple[Part, int, int]:
+        """Return the open file of a chunk of a table, with offset and length of the chunk's columns from `first` on."""
+        part, group = self._part(table, chunk), int(self.chunk_group[chunk])
+        with reading(part.path, f"chunk {group}"):
+            return part, *extent_of(part.footer, group, first)
 
     def place(self, chunk: int, table: str = "entries") -> str:
         """Describe where a chunk is, for messages: the file and the number of the chunk in it."""

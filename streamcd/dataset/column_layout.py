@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.files import read_metadata, sync, write_metadata
-from .chunked_table import ChunkedTable, starts_of
+from .chunked_table import ChunkedTable
 from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, FIRST_OF_COLUMNS, column_schemas
 from .writer import Part, PartFiles, write_chunk_table
 
@@ -36,17 +36,15 @@ class Columns(ChunkedTable):
     def __init__(
         self, dataset: Dataset, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
     ) -> None:
-        super().__init__(dataset.path / FOLDER, manifest, chunk_table, "n_features")
+        begins = chunk_table["piece"] == 0
+        # none begins in a chunk that continues a feature
+        n_begun = np.where(begins, chunk_table["n_features"], 0)
+        super().__init__(dataset.path / FOLDER, manifest, chunk_table, "n_features", n_begun)
         self.dataset = dataset
         self.use_cache(dataset.cache)
-        self.n_items: int = manifest["n_features"]
         self.row_dtype = np.dtype(manifest["row_dtype"])
         self.entry_bytes = self.row_dtype.itemsize + self.value_dtype.itemsize
         self.first_feature = chunk_table["first_feature"]
-        begins = chunk_table["piece"] == 0
-        # items item_start[c]:item_start[c + 1] begin in chunk c: none if the chunk continues a feature
-        self.item_start = starts_of(np.where(begins, chunk_table["n_features"], 0))
-        self._check_count("n_features", self.item_start)
         # chunks unit_start[u]:unit_start[u + 1] belong together: one chunk, or all pieces of a feature
         self.unit_start = np.append(np.flatnonzero(begins), self.n_chunks).astype(np.int64)
 

@@ -22,7 +22,7 @@ from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
 from .kept_columns import KEPT_FILE, kept_batches
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, row_dtype
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, class_labels, row_dtype
 from .source_features import Scaling
 
 _ROW_BYTES = 40  # of a row besides its entries: source, label, weight, count, offset
@@ -79,8 +79,8 @@ class Dataset(ChunkedTable):
     def __init__(
         self, path: Location, manifest: dict[str, Any], chunk_table: Mapping[str, np.ndarray]
     ) -> None:
-        super().__init__(path, manifest, chunk_table, "n_rows")
-        self.n_rows: int = manifest["n_rows"]
+        super().__init__(path, manifest, chunk_table, "n_rows", chunk_table["n_rows"])
+        self.n_rows = self.n_items
         self.n_features: int = manifest["n_features"]
         classes = manifest["classes"]
         self.classes = None if classes is None else np.array(classes, dtype=np.float64)
@@ -89,9 +89,7 @@ class Dataset(ChunkedTable):
         self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        self.row_start = self.item_start = self.starts["rows"]
-        self._check_count("n_rows", self.row_start)
-        self.n_items, self.unit_start = self.n_rows, np.arange(self.n_chunks + 1)
+        self.row_start, self.unit_start = self.item_start, np.arange(self.n_chunks + 1)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]
@@ -135,23 +133,21 @@ class Dataset(ChunkedTable):
         The arrays are read-only. `verify` checks checksums; raises `DatasetError`, which names the file, if one is missing
         or damaged.
         """
-        arrays = self._read("rows", chunk, columns, verify)
-        return self._numbered(chunk, columns, arrays) if {"row", "source"} & {*columns} else arrays
+        return self._read("rows", chunk, columns, verify)
 
     def read_entries(
         self, chunk: int, columns: Sequence[str] = ("feature", "value"), *, verify: bool = True
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
-        arrays = self._read("entries", chunk, columns, verify)
-        return self._numbered(chunk, columns, arrays) if "row" in columns else arrays
+        return self._read("entries", chunk, columns, verify)
 
-    def _numbered(self, chunk: int, columns: Sequence[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Return numbers of rows, here and in the source, as those of all rows: files count within their part."""
+    def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
+        """Read columns of a chunk, with numbers of rows, here and in the source, among those of all parts."""
+        arrays = super()._read(table, chunk, columns, verify)
         row, source = self.part_starts(int(self.chunk_part[chunk]))
-        shifts = {"row": (row, self.row_dtype), "source": (source, np.dtype(np.int64))}
         for place, name in enumerate(columns):
-            if name in shifts:
-                shift, dtype = shifts[name]
+            if name in ("row", "source"):
+                dtype, shift = (self.row_dtype, row) if name == "row" else (np.dtype(np.int64), source)
                 arrays[place] = arrays[place].astype(dtype, copy=False)
                 arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
         return arrays
@@ -196,9 +192,9 @@ class Dataset(ChunkedTable):
 
     def class_labels(self) -> list[Any] | None:
         """Return the classes as in the source: names, integers or decimal numbers; None if there are none."""
-        if self.classes is None or self.class_names is not None:
-            return self.class_names
-        return [int(label) if self.label_kind == "integer" else label for label in self.classes.tolist()]
+        if self.classes is None:
+            return None
+        return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
 
     def source_labels(self, label: np.ndarray) -> np.ndarray:
         """Convert labels to those of the source."""

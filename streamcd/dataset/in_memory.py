@@ -184,15 +184,6 @@ def sound_matrix(X: Any) -> Any:
         return X
     if getattr(X, "format", "") not in ("csr", "csc", "bsr", "coo"):
         X = X.tocsr()
-    if fault := _fault(X):
-        raise DataError(
-            f"X: expected a whole {X.format.upper()} matrix, found a damaged one ({fault}); make the matrix again"
-        )
-    return X
-
-
-def _fault(X: Any) -> str:
-    """Describe what SciPy finds wrong with the arrays of a sparse matrix; empty if they are sound."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # of indices that are no integers
         try:
@@ -201,8 +192,11 @@ def _fault(X: Any) -> str:
             else:
                 copy(X).check_format(full_check=True)  # which shortens arrays
         except (ValueError, TypeError, UserWarning) as error:
-            return str(error).splitlines()[0]
-    return ""
+            fault = str(error).splitlines()[0]
+            raise DataError(
+                f"X: expected a whole {X.format.upper()} matrix, found a damaged one ({fault}); make the matrix again"
+            ) from None
+    return X
 
 
 def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ Both are Parquet files whose row groups have a fixed number of rows, so that a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from ..core.memory_budget import forget
 from ..core.storage import Location
 from .arrow_columns import (
     Strings,
+    dictionary_of,
     joined_arrays,
     no_strings,
-    numbers_of,
     parquet_file,
     read_tables,
     reading,
@@ -121,19 +121,10 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
     return part.take(pa.array(range(part.num_rows), pa.int64()))
 
 
-def count_values(array: Any, counts: dict[str | None, int]) -> None:
-    """Add the different values of a part of a column, by their text, to their counts; None for missing ones."""
-    for pair in array.cast(pa.large_string()).value_counts():
-        value = pair["values"].as_py()
-        counts[value] = counts.get(value, 0) + pair["counts"].as_py()
-
-
-def numbers_of_values(arrays: Iterable[Any], numbers: Mapping[str | None, int]) -> Iterator[np.ndarray]:
-    """Yield the numbers of a column's values, by their text."""
-    for array in arrays:
-        coded = array.cast(pa.large_string()).dictionary_encode("encode")
-        own = np.array([numbers[value] for value in coded.dictionary.to_pylist()], np.int64)
-        yield own[numbers_of(coded.indices)]
+def coded_texts(array: Any) -> tuple[list[str], np.ndarray]:
+    """Return the different values of a part of a column, as text, and the place of each row's among them; -1 for missing."""
+    texts, places = dictionary_of(array.cast(pa.large_string()))
+    return texts.to_pylist(), places
 
 
 class InOrder:

@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.storage import REQUESTS_AT_A_TIME, Location, Url
+from ..core import storage
+from ..core.storage import Location, Url
 from .arrow_columns import column_values
 
 _FOOTER_BYTES = 1 << 16  # read at once from the end of a file; a longer footer is read again, whole
@@ -100,18 +101,10 @@ class _Ahead:
     path: Location
     offset: int
     length: int
+    start: int  # offset in the file at which the blocks of the range begin
+    size: int  # bytes of these blocks
     buffer: mmap.mmap | None = None
     data: Future[memoryview | None] | None = None  # None until reading begins
-
-    @property
-    def start(self) -> int:
-        """Offset in the file at which the blocks of the range begin."""
-        return self.offset - self.offset % _BLOCK
-
-    @property
-    def size(self) -> int:
-        """Bytes of the range's blocks."""
-        return -(-(self.offset + self.length - self.start) // _BLOCK) * _BLOCK
 
 
 class Ring:
@@ -121,20 +114,22 @@ class Ring:
     caller, whose own read reports the error.
     """
 
-    def __init__(self, ahead_bytes: int = AHEAD_BYTES, *, remote: bool = False) -> None:
-        self._limit = ahead_bytes
+    def __init__(self, ahead_bytes: int = 0, *, remote: bool = False) -> None:
+        self._limit = ahead_bytes or (storage.AHEAD_BYTES if remote else AHEAD_BYTES)
         self.possible = remote or bool(_DIRECT)
         """False once the file system has refused a direct read."""
         self._ranges: deque[_Ahead] = deque()  # announced and not taken yet; the first ones are being read
         self._held = 0
         self._free: list[mmap.mmap] = []
         self._taken: _Ahead | None = None
-        n_threads = REQUESTS_AT_A_TIME if remote else _THREADS
+        n_threads = storage.REQUESTS_AT_A_TIME if remote else _THREADS
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="streamcd-disk")
 
     def announce(self, path: Location, offset: int, length: int) -> None:
         """Announce a range of a file that will be taken."""
-        self._ranges.append(_Ahead(path, offset, length))
+        start = offset - offset % _BLOCK
+        size = -(-(offset + length - start) // _BLOCK) * _BLOCK
+        self._ranges.append(_Ahead(path, offset, length, start, size))
         self._begin()
 
     def take(self, path: Location, offset: int) -> memoryview | None:

@@ -32,6 +32,11 @@ class ChunkData:
     value: np.ndarray  # (entries,) float32 or float64
 
 
+def class_labels(classes: list[float], label_kind: str, names: list[str] | None) -> list[Any]:
+    """Return classes in the source's type: names, integers or decimal numbers."""
+    return names or ([int(label) for label in classes] if label_kind == "integer" else classes)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Tables
 
@@ -94,18 +99,12 @@ COLUMN_CHUNKS = schema(
 )
 SCALES = schema(feature=np.int64, scale=np.float64)
 INDICES = schema(index=np.int64)
-
-
-FEATURES = pa.schema(
-    [
-        *schema(
-            feature=np.int64,
-            n_entries=np.int64,
-            **dict.fromkeys(("min", "max", "mean", "mean_square"), np.float64),
-            index=np.int64,
-        ),
-        pa.field("name", pa.large_string()),
-    ]
+FEATURES = schema(
+    feature=np.int64,
+    n_entries=np.int64,
+    **dict.fromkeys(("min", "max", "mean", "mean_square"), np.float64),
+    index=np.int64,
+    name=pa.large_string(),
 )
 """Columns of ``features.parquet``: `index` is the source's, `name` is null if features have no names."""
 
@@ -188,10 +187,6 @@ class RowNorms(Structure):
     n_empty: Count
     min: float | None = None  # of rows that are not empty
     mean_square: float | None = None  # unless it is too large for a number
-
-    def __post_init__(self) -> None:
-        if self.min is None and self.max > 0:
-            raise ValueError("a largest row norm without a smallest")
 
 
 class TargetRange(Structure):
@@ -285,7 +280,6 @@ class ColumnsManifest(Structure):
     compression: str = ""
 
 
-_RECORDS = {*LISTED.values(), "parts"}
 _APART = "fingerprint", "source", "made_from", "table", "compression", WRITER
 _OF_FILES = {
     f"{table}{what}" for table in ("rows", "entries", "index") for what in ("", "_bytes", "_checksum")
@@ -297,14 +291,14 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
 
     Of files it leaves out names, and where content has a digest, sizes and checksums.
     """
-    fields = dict(manifest)
-    for key in _RECORDS.intersection(manifest):
-        contents = []
-        for record in manifest[key] if key == "parts" else [manifest[key]]:
-            without = {*_OF_FILES, *(("bytes", "checksum") if record and record.get("content") else ())}
-            contents.append(record and {name: value for name, value in record.items() if name not in without})
-        fields[key] = contents if key == "parts" else contents[0]
-    return content_digest(fields, *_APART)
+
+    def content(record: Mapping[str, Any]) -> dict[str, Any]:
+        without = {*_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
+        return {name: value for name, value in record.items() if name not in without}
+
+    found: dict[str, Any] = {key: content(manifest[key]) for key in LISTED.values() if manifest.get(key)}
+    found["parts"] = [content(part) for part in manifest["parts"]]
+    return content_digest({**manifest, **found}, *_APART)
 
 
 ROW_LAYOUT = Kind(

@@ -25,14 +25,15 @@ LOOKUP_BYTES = 24
 """Memory of an index that is kept, with that to look it up."""
 
 
+@dataclass(frozen=True, eq=False)
 class SourceIndices:
     """Indices of the source by feature, and features by index.
 
     Features are numbered from the index `base` on, or have the indices `kept` (int64, ascending).
     """
 
-    def __init__(self, base: int, kept: np.ndarray | None = None) -> None:
-        self.base, self.kept = base, kept
+    base: int
+    kept: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
@@ -87,17 +88,13 @@ class Scaling:
     normalize: str = "none"
     # the divisors; None if there are none, or they were not read
     scales: np.ndarray | None = field(default=None, compare=False)
-    # of the divisors, which it represents in comparisons; by default computed from them
+    # of the divisors, which it represents in comparisons (see `scales_digest`)
     digest: str = ""
 
     @property
     def changes_values(self) -> bool:
         """Check if any value may change."""
         return self.scale != "none" or self.normalize != "none"
-
-    def __post_init__(self) -> None:
-        if self.scales is not None and not self.digest:
-            object.__setattr__(self, "digest", scales_digest(self.scales))
 
     def options(self) -> str:
         """Return the options of ``convert`` that request it."""

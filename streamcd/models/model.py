@@ -20,10 +20,11 @@ from ..core.errors import ModelError
 from ..core.parallel import Threads
 from ..core.setting import default_code
 from ..core.storage import local_path
+from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
 from .encoding import Encoding
-from .model_file import STORED_FIELDS, number_text, source_labels, write_model
+from .model_file import STORED_FIELDS, number_text, write_model
 from .scoring import ClassChoice, SparseRows, class_log_probabilities, score
 from .sparse_weights import SparseWeights, sparse_if_worth
 
@@ -372,7 +373,7 @@ class Model:
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
-        return source_labels(self.classes.tolist(), self.label_kind, self.class_names)
+        return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature."""

@@ -76,11 +76,6 @@ def number_text(label: float, label_kind: str) -> str:
     return str(int(label)) if label_kind == "integer" else repr(float(label))
 
 
-def source_labels(classes: list[float], label_kind: str, names: list[str] | None) -> list[Any]:
-    """Return labels in the source's type: integers, decimal numbers or names."""
-    return names or ([int(label) for label in classes] if label_kind == "integer" else classes)
-
-
 STORED_FIELDS = [
     name
     for name in ModelFile.__struct_fields__

@@ -10,8 +10,8 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.setting import place_of_label
+from ..dataset.schema import class_labels
 from ..kernels.loss_table import LOSSES, PLANES
-from .model_file import source_labels
 
 if TYPE_CHECKING:
     from .sparse_weights import SparseWeights
@@ -191,7 +191,7 @@ class Described(Protocol):
 
 def vector_labels(model: Described, n_vectors: int) -> list[Any]:
     """Name the vectors of weights: by the labels that they are for, else by number."""
-    labels = source_labels(np.asarray(model.classes).tolist(), model.label_kind, model.class_names)
+    labels = class_labels(np.asarray(model.classes).tolist(), model.label_kind, model.class_names)
     if n_vectors == len(labels):
         return labels
     return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))

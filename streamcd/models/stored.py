@@ -15,11 +15,12 @@ from ..core.files import read_metadata
 from ..core.memory_budget import parse_size, require
 from ..core.setting import Setting, asked_text, default_code
 from ..core.storage import local_path
+from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
-from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights, source_labels
+from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights
 from .named_weights import describe_support, vector_labels
 from .sparse_weights import SparseWeights
 
@@ -222,7 +223,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     _, stored = read_metadata(path / "model.json", MODEL)
     weights = _mapped_weights(path, stored)
-    labels = source_labels(stored.classes, stored.label_kind, stored.class_names)
+    labels = class_labels(stored.classes, stored.label_kind, stored.class_names)
     scaling = stored.scaling or Scaling()
     n_vectors = int(weights.shape[1])
     parameter = LOSSES[stored.loss].parameter

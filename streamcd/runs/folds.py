@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..dataset.dataset import Dataset
-from ..dataset.kept_columns import count_values, numbers_of_values
+from ..dataset.kept_columns import coded_texts
 from .config import Search
 
 _MOST_FOLDS = 20
@@ -26,20 +26,21 @@ def with_folds(dataset: Dataset, search: Search, memory: int) -> tuple[Dataset, 
                 f"--cv {search.cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
             )
         return dataset, search
-    counts: dict[str | None, int] = {}
+    distinct, n_missing = set[str](), 0
     for array in dataset.read_kept(name):
-        count_values(array, counts)
-        values = f"{len(counts):,} values of {name!r} so far"
-        require(memory, {"folds of rows": 2 * dataset.n_rows, values: 400 * len(counts)})
-    if None in counts or len(counts) < 2:
-        found = f"{counts[None]:,} rows without" if None in counts else f"{min(map(repr, counts))} alone"
+        texts, places = coded_texts(array)
+        distinct.update(texts)
+        n_missing += int(np.count_nonzero(places < 0))
+        values = f"{len(distinct):,} values of {name!r} so far"
+        require(memory, {"folds of rows": 2 * dataset.n_rows, values: 400 * len(distinct)})
+    if n_missing or len(distinct) < 2:
+        found = f"{n_missing:,} rows without" if n_missing else f"{min(map(repr, distinct))} alone"
         raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {found}")
-    texts = sorted(map(str, counts))
-    n_folds = search.cv if len(texts) > _MOST_FOLDS else len(texts)
-    fold_of: dict[str | None, int] = {text: number for number, text in enumerate(texts)}
-    if len(texts) > _MOST_FOLDS:
-        fold_of = {text: crc32(text.encode()) % n_folds for text in texts}
-    numbers = numbers_of_values(dataset.read_kept(name), fold_of)
+    n_folds, fold_of = len(distinct), {text: number for number, text in enumerate(sorted(distinct))}
+    if n_folds > _MOST_FOLDS:
+        n_folds, fold_of = search.cv, {text: crc32(text.encode()) % search.cv for text in distinct}
+    parts = (coded_texts(array) for array in dataset.read_kept(name))
+    folds = [np.array([fold_of[text] for text in texts], np.uint8)[places] for texts, places in parts]
     folded = dataset.reopen()
-    folded.use_folds(np.concatenate([part.astype(np.uint8) for part in numbers]))
+    folded.use_folds(np.concatenate(folds))
     return folded, replace(search, cv=n_folds)

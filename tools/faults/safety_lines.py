@@ -91,7 +91,7 @@ dataset/parts.py
         ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > options = {"pre_buffer": False, "page_checksum_verification": False}
 dataset/chunked_table.py
-    if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crc:
+    if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
         ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
     verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > verify = False
@@ -110,7 +110,7 @@ dataset/verify.py
         ~ dataset another_content_than_the_manifest_records_is_found[entries]
     if record and content_of(columns.names, read_tables(dataset.file(name))) != record["content"]:
         ~ dataset another_content_than_the_manifest_records_is_found[features]
-    if path / name not in found and file_checksum(path / name) != checksum:
+    if path not in found and file_checksum(path) != checksum:
         ~ dataset a_flipped_byte_is_named_by_verify_and_never_trained_on[features.parquet]
         > if False:
 models/model_file.py
