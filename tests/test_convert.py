@@ -28,8 +28,9 @@ from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
+from streamcd.conversion.convert import _LEAST_BYTES
 from streamcd.conversion.feature_statistics import Summing, read_sums, statistics_of
-from streamcd.conversion.plan import _LEAST_BYTES, Plan
+from streamcd.conversion.pipeline import Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 

@@ -19,7 +19,7 @@ from heard import Heard
 import streamcd
 from streamcd import Dataset
 from streamcd import open as open_dataset
-from streamcd.conversion.plan import Plan
+from streamcd.conversion.pipeline import Plan
 from streamcd.core.errors import DatasetError, ModelError, UsageError
 from streamcd.dataset.diagnostics import advice, feature_rms
 

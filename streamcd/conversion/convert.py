@@ -10,18 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import UsageError, refuse
+from ..core.files import describe_set_aside
+from ..core.memory_budget import require
 from ..core.options import Listener, takes
-from ..core.parallel import Pool, checked_workers
-from ..core.storage import is_url, local_path, location
+from ..core.parallel import Pool, checked_workers, memory_per_worker
+from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.source_features import indices_of
+from ..models.encoding import encoding_of
 from .byte_sources import expand
 from .formats import open_source
 from .options import ConvertOptions
-from .pipeline import Conversion
-from .plan import Options, Plan, load_like, make_plan
-from .sources import Reading, Source, is_files, open_data, total_bytes
+from .pipeline import Conversion, Like, Plan
+from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 from .staging import check_place, dataset_workplace
+
+_LEAST_BYTES = 16_000_000
+_BLOCK_BYTES_OF_SEVERAL = 1 << 20
+"""Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
 
 @takes(ConvertOptions)
@@ -64,97 +73,168 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     if isinstance(asked.like, Dataset):
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
-    if like is not None:  # features are numbered as there
-        asked = replace(asked, compact=asked.compact or like.indices.kept is not None)
-    options = Options(**vars(asked), in_memory=not from_files, training=like)
-    checked_workers(options.workers)
-    _check(options)
-    named = (path for path in (options.weights, options.like) if path is not None)
-    check_place(dest, [*paths, *named], force=options.force)
-    if from_files and options.workers > 1 and total_bytes(paths) is None:
+    workers = checked_workers(asked.workers)
+    named = (path for path in (asked.weights, asked.like) if path is not None)
+    check_place(dest, [*paths, *named], force=asked.force)
+    if from_files and workers > 1 and total_bytes(paths) is None:
         listener.warning(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
-        options = replace(options, workers=1)
-    held_bytes, has_strings = 0, False
+        workers = 1
+    options = replace(asked, workers=workers)
+    if like is not None:  # features are numbered as there
+        compact, target = like.indices.kept is not None, like.has_targets
+        options = replace(options, compact=asked.compact or compact, target=asked.target or target)
+    held_bytes, numbers_strings = 0, not from_files
     for _ in range(2):  # what reading holds all the time is known of an opened source
-        plan = make_plan(options, any(map(is_url, paths)), held_bytes, has_strings)
-        reading = _reading(options, plan)
+        plan = make_plan(options, like, any(map(is_url, paths)), held_bytes, numbers_strings)
+        reading = _reading(options, like, plan)
         if from_files:
             source = open_source(paths, roots, options.format, reading, options)
         else:
             source = open_data(sources, reading, options)
-        held_bytes, has_strings = source.held_bytes, source.names_labels or source.encoding is not None
+        held_bytes = source.held_bytes
+        numbers_strings = not from_files or source.names_labels or source.encoding is not None
         if not held_bytes:
             break
-    _check_source(options, source)
+    _check(asked, like, source)
+    for name, reason in source.unused.items():
+        if not name.startswith("__index_level_"):  # as pandas names an index without a name
+            listener.message(f"column {name!r} is not used: {reason}")
+    for name, reason in source.renamed.items():
+        listener.message(f"column {name!r} is named so: {reason}")
     with (
         dataset_workplace(dest, force=options.force) as work,
-        Pool(options.workers, listener, Conversion.__module__) as pool,
+        Pool(workers, listener, Conversion.__module__) as pool,
     ):
-        Conversion(options, plan, source, work, pool).run()
+        Conversion(options, like, plan, source, work, pool).run()
     return open_dataset(dest)
 
 
-def _reading(options: Options, plan: Plan) -> Reading:
-    like, widens = options.training, options.known_indices is not None
+def load_like(path: Location) -> Like:
+    """Read what is taken over of a dataset, run or model."""
+    if isinstance(path, Path) and not path.exists():
+        raise UsageError(f"--like {path} does not exist{describe_set_aside(path)}")
+    if (path / "manifest.json").exists():
+        found: Any = open_dataset(path)
+        scaling, encoding, indices = found.read_scaling(), encoding_of(found), indices_of(found)
+    else:
+        from ..models.stored import load_model  # needed for this only
+
+        found = load_model(path)
+        scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
+    names = tuple(found.class_names or ())
+    return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)
+
+
+def make_plan(
+    options: ConvertOptions, like: Like | None, reads_urls: bool, held_bytes: int, numbers_strings: bool
+) -> Plan:
+    """Divide the memory: each share is a fraction of what is left after the interpreter and the writer.
+
+    `held_bytes` are those of the source, which may have strings to be numbered.
+    """
+    memory, chunk_bytes = int(options.memory), int(options.chunk_size)
+    known, scales_bytes, changes_values = {}, 0, (options.scale, options.normalize) != ("none", "none")
+    if like is not None:
+        changes_values = like.scaling.changes_values
+        scales_bytes = 0 if like.scaling.scales is None else like.scaling.scales.nbytes
+        known = {
+            "categories that are known": like.encoding.nbytes if like.encoding else 0,
+            "indices of the features that are known": like.indices.nbytes,
+        }
+    needs = {
+        # copied from the sorted rows, cast, encoded, compressed; and scaled
+        "chunks being written": (12 if changes_values else 10) * chunk_bytes,
+        "chunks being made": 3 * chunk_bytes,  # while others are written
+        "blocks being read": _LEAST_BYTES,
+        "columns being read": held_bytes,
+        "the client of URLs": REMOTE_BYTES if reads_urls else 0,
+        **known,
+        "scales of the features": 2 * scales_bytes,  # as stored, and as used
+    }
+    if options.workers == 1:
+        advice = "give a larger --memory"
+        if held_bytes:
+            advice += ", or write a Parquet file with smaller row groups, a .npz without compression"
+        left = require(memory, needs, advice) + _LEAST_BYTES
+    else:
+        own = {"scales of the features": scales_bytes, **known}
+        left = memory_per_worker(memory, options.workers, needs, own) + _LEAST_BYTES
+    # a block takes three buffers of text and up to six times as much for its rows
+    most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
+    block_bytes = min(max(left // 80, 1 << 16), most)
+    # strings or indices may have to be numbered anew
+    has_map = numbers_strings or options.compact or options.label or like is not None
+    in_map = left // 4 if has_map else 0
+    return Plan(
+        block_bytes=block_bytes,
+        max_line_bytes=max(left // 24, block_bytes),
+        sort_bytes=left // 2 - in_map // 2,
+        statistics_bytes=left // 4,
+        map_bytes=in_map,
+    )
+
+
+def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
+    widens = like is not None and like.indices.kept is not None
+    index_base = None if options.index_base == "auto" else int(options.index_base)
     return Reading(
-        options.value_dtype,
+        np.dtype(options.dtype),
         plan.block_bytes,
         plan.max_line_bytes,
-        plan.decoder_bytes,
-        batch_bytes=plan.statistics_bytes // 2,  # those are made later
-        index_base=like.indices.base if like else options.first_index,
+        # statistics are made later
+        decoder_bytes=max(plan.statistics_bytes, LEAST_DECODER_BYTES),
+        batch_bytes=plan.statistics_bytes // 2,
+        index_base=like.indices.base if like else index_base,
         n_features=like.n_features if like and not widens else options.n_features,
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
-        of_numbers=options.has_targets or (like is not None and not like.class_names),
-        label_word="target" if options.has_targets else "label",
+        of_numbers=options.target or (like is not None and not like.class_names),
+        label_word="target" if options.target else "label",
         threaded=options.workers == 1,
     )
 
 
-def _check(options: Options) -> None:
-    """Refuse options that exclude each other."""
-    like = options.training
-    taken = {
-        "--target": options.target and like is not None and not like.has_targets,
-        **dict.fromkeys(options.index_options, True),
-        "--scale": options.scale != "none",
-        "--normalize": options.normalize != "none",
+def _check(asked: ConvertOptions, like: Like | None, source: Source) -> None:
+    """Refuse options that exclude each other, or are not for such a source."""
+    of_table = source.encoding is not None
+    indices = {
+        "--index-base": asked.index_base != "auto",
+        "--n-features": asked.n_features is not None,
+        "--compact": asked.compact and (like is None or like.indices.kept is None),
     }
-    refused = [name for name, is_given in taken.items() if is_given and like is not None]
-    taken_over = "" if like is None else f"scaling from {options.like} ({like.scaling.options()})"
+    values = {"--scale": asked.scale != "none", "--normalize": asked.normalize != "none"}
+    target = {"--target": asked.target and like is not None and not like.has_targets}
+    of_indices = ", ".join(name for name, is_given in indices.items() if is_given)
+    taken = ", ".join(name for name, is_given in (target | indices | values).items() if is_given)
+    of_columns = ", ".join(asked.given)
+    if like is not None:
+        refuse(
+            UsageError,
+            (
+                taken,
+                f"{taken} and --like exclude each other: --like takes labels, indices and scaling from {asked.like} "
+                f"({like.scaling.options()})",
+            ),
+            (
+                of_table and like.encoding is None,
+                f"--like {asked.like}: its data came from no table; convert its own table first, or give --label here",
+            ),
+            (
+                of_table and of_columns,
+                f"{of_columns} and --like exclude each other: --like takes the columns from there",
+            ),
+        )
     refuse(
         UsageError,
         (
-            refused,
-            f"{', '.join(refused)} and --like exclude each other: --like takes labels, indices and {taken_over}",
-        ),
-        (
-            options.compact and options.n_features is not None,
+            asked.compact and asked.n_features is not None,
             "--n-features and --compact exclude each other: --compact counts the features that occur",
         ),
-    )
-
-
-def _check_source(options: Options, source: Source) -> None:
-    """Refuse options that are not for such a source."""
-    like, of_table = options.training, source.encoding is not None
-    given, of_indices = ", ".join(options.given), ", ".join(options.index_options)
-    refuse(
-        UsageError,
         (
-            like is not None and of_table and like.encoding is None,
-            f"--like {options.like}: its data came from no table; convert its own table first, or give --label here",
-        ),
-        (
-            like is not None and of_table and given,
-            f"{given} and --like exclude each other: --like takes the columns from there",
-        ),
-        (
-            source.weighted and options.weights is not None,
+            source.weighted and asked.weights is not None,
             "--weights and --weight-column exclude each other: give the weights once",
         ),
         (

@@ -11,7 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +20,17 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
-from ..core.parallel import Tell, ahead
+from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares
 from ..dataset.source_features import Scaling
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix
 from .feature_statistics import Summing
-from .numbering import Numberer, Numbering
+from .numbering import Numbering
 from .rows import Rows
 
 MAX_BITS = 12
-_N_SEGMENTS = 256  # of a run in the order of the source
+SEGMENT_BITS = 8  # of a run in the order of the source
+_SEGMENTS_IN_MEMORY = 32
 _CUT_BITS, _MOST_BITS = 6, 40  # of keys by which a bucket is cut; by 40 bits no two rows share them
 _ROW_BYTES = 72
 """Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
@@ -62,17 +64,14 @@ _mix: Callable[[np.ndarray], np.ndarray] = mix.py_func
 
 @dataclass(frozen=True)
 class RunFormat:
-    """Format of runs, shared by their writers and readers."""
+    """Format of runs, and the memory of their writers and readers."""
 
     directory: Path
     seed: int | None  # None keeps the order of the source
-    bits: int  # leading bits of the keys that make a bucket
+    bits: int  # a run has 2^bits buckets: by leading bits of the keys, or segments of the source
     value_dtype: np.dtype
     weighted: bool
-
-    @property
-    def n_buckets(self) -> int:
-        return _N_SEGMENTS if self.seed is None else 1 << self.bits
+    memory_bytes: int  # of the rows in memory
 
     def layout(self, wide: bool) -> Layout:
         """Return the layout of rows as records; `wide` if any index needs 64 bits."""
@@ -85,11 +84,6 @@ class RunFormat:
         keys = row_keys(source_row, self.seed) << np.uint64(above)
         return (keys >> np.uint64(64 - bits)).astype(np.uint16)
 
-    def rows(self, records: Records) -> Rows:
-        source_row, label, *weight = records.fields
-        assert records.indptr is not None
-        return Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)
-
     def order(self, source_row: np.ndarray) -> np.ndarray:
         """Return the final order of rows."""
         if self.seed is None:
@@ -97,27 +91,33 @@ class RunFormat:
         return np.argsort(row_keys(source_row, self.seed))
 
 
+def _as_rows(records: Records) -> Rows:
+    source_row, label, *weight = records.fields
+    assert records.indptr is not None
+    return Rows(source_row, label, weight[0] if weight else None, records.indptr, *records.items)
+
+
 class RunWriter:
     """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many."""
 
-    def __init__(self, form: RunFormat, number: int, memory_bytes: int) -> None:
-        self._form, self._number, self._memory_bytes = form, number, memory_bytes
-        self._segment_bytes = max(memory_bytes // 32, 1)
+    def __init__(self, form: RunFormat, number: int) -> None:
+        self._form, self._number = form, number
         self._writer: PartitionWriter | None = None
         self._n_runs = self._n_bytes = 0  # the bytes are those of the run
         self._wide = False
 
     def append(self, rows: Rows, wide: bool) -> None:
         """Append the next rows of the source; `wide` if any index needs 64 bits."""
-        form, segment = self._form, self._n_bytes // self._segment_bytes
-        if self._writer and (wide != self._wide or (form.seed is None and segment >= _N_SEGMENTS)):
+        form, n_buckets = self._form, 1 << self._form.bits
+        segment = self._n_bytes // max(form.memory_bytes // _SEGMENTS_IN_MEMORY, 1)
+        if self._writer and (wide != self._wide or (form.seed is None and segment >= n_buckets)):
             self._writer.close()
             self._writer = None
         layout = form.layout(wide)
         if self._writer is None:
             path = form.directory / f"run-{self._number:07d}-{self._n_runs:07d}"
             self._writer = PartitionWriter(
-                path, layout, form.n_buckets, self._memory_bytes, record_bytes=_ROW_BYTES
+                path, layout, n_buckets, form.memory_bytes, record_bytes=_ROW_BYTES
             )
             self._n_runs, self._n_bytes, self._wide, segment = self._n_runs + 1, 0, wide, 0
         fields = [rows.source_row, rows.label, *([] if rows.weight is None else [rows.weight])]
@@ -128,12 +128,12 @@ class RunWriter:
         self._writer.append(bucket, Records(fields, rows.indptr, (rows.index, rows.value)))
         self._n_bytes += rows.n_rows * _ROW_BYTES + rows.n_entries * layout.item_bytes
 
-    def close(self, hold: bool = False) -> tuple[Rows, np.ndarray] | None:
-        """Write the remaining rows; with `hold`, return all in memory with their final order, and write nothing."""
+    def close(self, hold: bool = False) -> Rows | None:
+        """Write the remaining rows; with `hold`, return all if they are in memory, and write nothing."""
         if self._writer is None:
             return None
         if hold and self._n_runs == 1 and (records := self._writer.hold()):
-            return self._form.rows(records), self._form.order(records.fields[0])
+            return _as_rows(records)
         self._writer.close()
         return None
 
@@ -154,50 +154,47 @@ class Cell(NamedTuple):
 class RunReader:
     """Reader of cells. `wide` where any index needs 64 bits; `held` are all rows, where no run was written: one cell."""
 
-    def __init__(
-        self,
-        form: RunFormat,
-        memory_bytes: int,
-        wide: bool,
-        held: tuple[Rows, np.ndarray] | None = None,
-    ) -> None:
-        self._form, self._memory_bytes, self._layout = form, memory_bytes, form.layout(wide)
+    def __init__(self, form: RunFormat, wide: bool, held: Rows | None) -> None:
+        self._form, self._layout = form, form.layout(wide)
         self._loaded: tuple[Cell, Rows, np.ndarray] | None = None
         self._runs: list[str] = []
+        self.is_held = held is not None
         if held is not None:
-            self._loaded, self.n_buckets = (Cell("", 0, held[0].n_rows, held[0].n_entries), *held), 1
+            cell, order = Cell("", 0, held.n_rows, held.n_entries), form.order(held.source_row)
+            self._loaded, self.n_buckets = (cell, held, order), 1
         else:
             self._runs = sorted(path.name for path in form.directory.glob("run-*"))
             # the rows of each bucket come after those of the one before
-            self.n_buckets = form.n_buckets * (len(self._runs) if form.seed is None else 1)
+            self.n_buckets = (len(self._runs) if form.seed is None else 1) << form.bits
 
     def _reader(self, run: str) -> PartitionReader:
-        return PartitionReader(
-            [self._form.directory / name for name in ([run] if run else self._runs)], self._layout
-        )
+        runs = [run] if run else self._runs
+        return PartitionReader([self._form.directory / name for name in runs], self._layout)
 
     def cells(self, bucket: int) -> Iterator[Cell]:
         """Cut a bucket into cells, in their order."""
-        if self._loaded is not None and not self._runs:
+        if self.is_held:
+            assert self._loaded is not None
             yield self._loaded[0]
         elif self._form.seed is None:
-            run, segment = divmod(bucket, self._form.n_buckets)
+            run, segment = divmod(bucket, 1 << self._form.bits)
             yield from self._cut(self._runs[run], segment, _MOST_BITS)
         else:
             yield from self._cut("", bucket, self._form.bits)
 
     def _cut(self, run: str, bucket: int, bits: int) -> Iterator[Cell]:
         """Cut a bucket of rows that share `bits` bits of their keys by further ones, until its parts fit."""
+        form, most = self._form, self._form.memory_bytes // 4
         with self._reader(run) as reader:
             cell = Cell(run, bucket, *reader.size(bucket))
             n_bytes = cell.n_rows * _ROW_BYTES + cell.n_entries * self._layout.item_bytes
-            if n_bytes <= self._memory_bytes or cell.n_rows == 1 or bits >= _MOST_BITS:
+            if n_bytes <= most or cell.n_rows == 1 or bits >= _MOST_BITS:
                 yield from [cell] if cell.n_rows else []
                 return
-            path = self._form.directory / f"cut-{run}-{bucket}"
-            with PartitionWriter(path, self._layout, 1 << _CUT_BITS, self._memory_bytes // 2) as writer:
-                for records in reader.blocks(bucket, self._memory_bytes // 4):
-                    writer.append(self._form.buckets(records.fields[0], _CUT_BITS, bits), records)
+            path = form.directory / f"cut-{run}-{bucket}"
+            with PartitionWriter(path, self._layout, 1 << _CUT_BITS, most // 2) as writer:
+                for records in reader.blocks(bucket, most // 4):
+                    writer.append(form.buckets(records.fields[0], _CUT_BITS, bits), records)
         for part in range(1 << _CUT_BITS):
             yield from self._cut(path.name, part, bits + _CUT_BITS)
 
@@ -215,13 +212,13 @@ class RunReader:
         if self._loaded is None or self._loaded[0] != cell:
             self._loaded = None
             with self._reader(cell.run) as reader:
-                rows = self._form.rows(reader.read(cell.bucket))
+                rows = _as_rows(reader.read(cell.bucket))
             self._loaded = cell, rows, self._form.order(rows.source_row)
         return self._loaded[1:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Passes over the shards: rows gathered in final order, scaled, written, and their features summed up
+# Division of the rows in final order into chunks, and of chunks into shards: greedily, by decoded bytes alone
 
 
 class Shape(NamedTuple):
@@ -244,25 +241,37 @@ class Shard(NamedTuple):
     cells: list[tuple[int, Cell]]
 
 
-@dataclass(frozen=True)
-class ShardPass:
-    """A pass over all shards, which workers share: what is done with the rows, and where their features are summed up."""
+def cut_shards(
+    reader: RunReader, pool: Pool, work: Path, entry_bytes: int, chunk_bytes: int, shard_bytes: int
+) -> list[Shard]:
+    """Cut the rows by their lengths; a shard ends after `shard_bytes` of decoded entries. `work` is a directory."""
+    ranges = in_shares([1] * reader.n_buckets, TASKS_PER_WORKER * pool.n_workers)
+    lengths = [work / f"lengths-{start:07d}" for start, _ in ranges]
+    tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
+    sizes = [stop - start for start, stop in ranges]
+    found = pool.run(_cells, tasks, phase="sort", unit="buckets", sizes=sizes)
+    cells = [cell for bucket in found for cell in bucket]
+    chunk_rows, chunk_entries = cut_chunks(lengths, chunk_bytes, entry_bytes)
+    borders, held = [0], 0
+    for chunk, n_entries in enumerate(chunk_entries.tolist()):
+        if held >= shard_bytes:
+            borders.append(chunk)
+            held = 0
+        held += n_entries * entry_bytes
+    row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
+    cell_start = np.cumsum([0, *(cell.n_rows for cell in cells)])
+    shards: list[Shard] = []
+    for first, stop in pairwise([*borders, chunk_rows.size]):
+        row0, row_end = int(row_start[first]), int(row_start[stop])
+        low = int(np.searchsorted(cell_start, row0, side="right")) - 1
+        high = int(np.searchsorted(cell_start, row_end, side="left"))
+        numbered = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
+        chunks = chunk_rows[first:stop], chunk_entries[first:stop]
+        shards.append(Shard(len(shards), row0, row_end - row0, *chunks, numbered))
+    return shards
 
-    reader: RunReader
-    shape: Shape
-    numbering: Numbering
-    summing: Summing
-    part: Callable[[int], PartWriter] | None = None  # None where rows are only summed up
-    means: Path | None = None  # of the features, which are subtracted before values are summed up
-    scaling: Scaling = field(default_factory=Scaling)  # without its divisors, which `scales` names
-    scales: Path | None = None
-    tell: Tell | None = None  # takes the rows done, if all shards are one task
 
-    def whole_scaling(self) -> Scaling:
-        return self.scaling if self.scales is None else replace(self.scaling, scales=np.load(self.scales))
-
-
-def plan_buckets(reader: RunReader, start: int, stop: int, lengths: Path) -> list[Cell]:
+def _cells(reader: RunReader, start: int, stop: int, lengths: Path) -> list[Cell]:
     """Cut buckets into cells, and write the entries of their rows in final order."""
     with open(lengths, "wb") as file:
         cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
@@ -271,12 +280,59 @@ def plan_buckets(reader: RunReader, start: int, stop: int, lengths: Path) -> lis
     return cells
 
 
+def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Count the rows and entries of every chunk, from files with the entries of all rows in final order.
+
+    A row larger than a chunk is a chunk of its own.
+    """
+    n_rows, n_entries, counts = array("q"), array("q"), np.empty(0, np.int64)  # those of an open chunk
+    for path in lengths:
+        with open(path, "rb") as file:
+            while (more := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
+                counts = np.concatenate([counts, more])
+                end, start = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES), 0
+                while True:
+                    before = int(end[start - 1]) if start else 0
+                    stop = max(int(np.searchsorted(end, before + chunk_bytes, side="right")), start + 1)
+                    if stop >= counts.size:
+                        break
+                    n_rows.append(stop - start)
+                    n_entries.append(int(counts[start:stop].sum()))
+                    start = stop
+                counts = counts[start:]
+    if counts.size or not n_rows:
+        n_rows.append(counts.size)
+        n_entries.append(int(counts.sum()))
+    return np.array(n_rows), np.array(n_entries)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Passes over the shards: rows gathered in final order, numbered, scaled, written, and their features summed up
+
+
+@dataclass(frozen=True)
+class ShardPass:
+    """A pass over all shards, which workers share: what is done with the rows, and where their features are summed up."""
+
+    reader: RunReader
+    shape: Shape
+    numbering: Numbering
+    summing: Summing
+    scaling: Scaling  # without its divisors, which `scales` names
+    scales: Path | None = None
+    part: Callable[[int], PartWriter] | None = None  # None where rows are only summed up
+    means: Path | None = None  # of the features, which are subtracted before values are summed up
+    tell: Tell | None = None  # takes the rows done, if all shards are one task
+
+
 def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
     """Write shards, unless they are only summed up, and leave the sums of their features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
-    numberer, index_dtype = Numberer(work.numbering), work.shape.index_dtype
+    numbered, scaling = work.numbering.opened(work.shape.index_dtype), work.scaling
+    if work.scales is not None:
+        scaling = replace(scaling, scales=np.load(work.scales))
     means = None if work.means is None else np.load(work.means)
-    scaling, parts = work.whole_scaling(), list[Future[Part]]()
+    parts = list[Future[Part]]()
     # one thread gathers, the other encodes: no processor is idle while the last few shards are written
     with ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode") as thread:
         for shard in shards:
@@ -284,7 +340,9 @@ def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
             part = None if work.part is None else work.part(shard.number)
             writing: Future[None] | None = None
             for gathered in _chunks(work.reader, shard):
-                chunk = _scaled(numberer.apply(gathered, index_dtype), scaling, work.shape.n_features)
+                chunk = numbered(gathered)
+                if scaling.changes_values:
+                    chunk = _scaled(chunk, scaling, work.shape.n_features)
                 if writing is not None:
                     writing.result()
                 if part is not None:
@@ -306,8 +364,6 @@ def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
 
 def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:
     """Return rows with scaled values, in the type in which they are stored."""
-    if not scaling.changes_values:
-        return chunk
     with np.errstate(over="ignore", under="ignore"):
         value = scaling.apply(chunk.indptr, chunk.index, chunk.value, n_features).astype(chunk.value.dtype)
     if not np.isfinite(value).all():
@@ -339,45 +395,3 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
                 yield chunk
                 chunk = None
         del rows, order  # before the next ones are taken
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Division of the rows in final order into chunks, and of chunks into shards: greedily, by decoded bytes alone
-
-
-def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count the rows and entries of every chunk, from files with the entries of all rows in final order.
-
-    A row larger than a chunk is a chunk of its own.
-    """
-    n_rows, n_entries, counts = array("q"), array("q"), np.empty(0, np.int64)  # those of an open chunk
-    for path in lengths:
-        with open(path, "rb") as file:
-            while (more := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
-                counts = np.concatenate([counts, more])
-                end, start = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES), 0
-                while True:
-                    before = int(end[start - 1]) if start else 0
-                    stop = max(int(np.searchsorted(end, before + chunk_bytes, side="right")), start + 1)
-                    if stop >= counts.size:
-                        break
-                    n_rows.append(stop - start)
-                    n_entries.append(int(counts[start:stop].sum()))
-                    start = stop
-                counts = counts[start:]
-    if counts.size or not n_rows:
-        n_rows.append(counts.size)
-        n_entries.append(int(counts.sum()))
-    return np.array(n_rows), np.array(n_entries)
-
-
-def cut_shards(chunk_bytes: np.ndarray, shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of chunks that make a shard: a new one begins after `shard_bytes` of decoded entries."""
-    start, held = 0, 0
-    for chunk, n_bytes in enumerate(chunk_bytes.tolist()):
-        if chunk > start and held >= shard_bytes:
-            yield start, chunk
-            start, held = chunk, 0
-        held += n_bytes
-    if start < len(chunk_bytes):
-        yield start, len(chunk_bytes)

@@ -6,7 +6,7 @@ map for each task turns its codes into features when its rows are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,60 +159,53 @@ def read_merged(directory: Path) -> Strings:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Description of the maps from indices and labels of parsed rows to features and classes."""
+    """Maps from indices and labels of parsed rows to features and classes, in files."""
 
     index_base: int
-    original: Path | None = None  # the indices of `compact`, by feature, as in the source
-    dictionaries: Path | None = None  # a directory with the maps of tasks
-    first_rows: tuple[int, ...] = (0,)  # of the tasks
-    maps_features: bool = False
-    maps_labels: bool = False
-    n_static: int = 0  # codes of numbers and indicators, which come before those of strings
-    tail_start: int = 0  # of hashed and sparse columns' features, where those before them are mapped
+    original: Path | None  # the indices of `compact`, by feature, as in the source
+    dictionaries: Path | None  # a directory with the maps of tasks
+    first_rows: Sequence[int]  # of the tasks
+    maps_features: bool
+    maps_labels: bool
+    n_static: int  # codes of numbers and indicators, which come before those of strings
+    tail_start: int  # of hashed and sparse columns' features, where those before them are mapped
 
     def indices(self) -> SourceIndices:
         """Return the indices of the features, which stay in their file, cached by the system."""
         kept = None if self.original is None else np.load(self.original, mmap_mode="r")
         return SourceIndices(self.index_base, kept)
 
-    def task_maps(self) -> tuple[np.ndarray, np.ndarray]:
+    def _maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
         assert self.dictionaries is not None
-        return np.load(self.dictionaries / "starts.npy"), np.load(
-            self.dictionaries / "map.npy", mmap_mode="r"
-        )
+        # a plain array: elements of a map are maps
+        places = np.asarray(np.load(self.dictionaries / "map.npy", mmap_mode="r"))
+        return np.load(self.dictionaries / "starts.npy"), places
 
     def classes_of(self, task: int) -> np.ndarray:
         """Return the class numbers of the codes of the names that a task has met."""
-        starts, places = self.task_maps()
+        starts, places = self._maps()
         return places[starts[task] + self.n_static : starts[task + 1]]
 
+    def opened(self, index_dtype: np.dtype) -> Callable[[Rows], Rows]:
+        """Make the function that gives rows 0-based features for their indices, and numbers for their labels."""
+        indices, first_rows = self.indices(), np.asarray(self.first_rows)
+        has_maps = self.maps_labels or self.maps_features
+        starts, places = self._maps() if has_maps else (first_rows, first_rows)
 
-class Numberer:
-    """Map of rows' indices and labels."""
+        def numbered(rows: Rows) -> Rows:
+            label, index = rows.label, rows.index
+            if has_maps:
+                start = starts[np.searchsorted(first_rows, rows.source_row, side="right") - 1]
+            if self.maps_labels:
+                label = places[start + self.n_static + label.astype(np.int64)].astype(np.float64)
+            if self.maps_features:
+                codes = index.astype(np.int64)
+                index, is_tail = codes - (TAIL_CODES - self.tail_start), codes >= TAIL_CODES
+                codes += np.repeat(start, np.diff(rows.indptr))
+                index[~is_tail] = places[codes[~is_tail]]
+            else:
+                index = indices.features(index)
+            return replace(rows, label=label, index=index.astype(index_dtype, copy=False))
 
-    def __init__(self, numbering: Numbering) -> None:
-        self._numbering = numbering
-        self._first_rows = np.array(numbering.first_rows, np.int64)
-        self._indices = numbering.indices()
-        if numbering.dictionaries is not None:
-            self._starts, places = numbering.task_maps()
-            self._places = np.asarray(places)  # elements of a map are maps
-
-    def apply(self, rows: Rows, index_dtype: np.dtype) -> Rows:
-        """Return rows whose indices are 0-based features, and whose labels are numbers; the given ones are changed."""
-        numbering = self._numbering
-        if numbering.maps_labels or numbering.maps_features:
-            task = np.searchsorted(self._first_rows, rows.source_row, side="right") - 1
-        if numbering.maps_labels:
-            codes = self._starts[task] + numbering.n_static + rows.label.astype(np.int64)
-            rows = replace(rows, label=self._places[codes].astype(np.float64))
-        if numbering.maps_features:
-            codes = rows.index.astype(np.int64)
-            index, is_tail = codes - (TAIL_CODES - numbering.tail_start), codes >= TAIL_CODES
-            codes += np.repeat(self._starts[task], np.diff(rows.indptr))
-            index[~is_tail] = self._places[codes[~is_tail]]
-        else:
-            index = self._indices.features(rows.index)
-        index = index.astype(index_dtype, copy=False)
-        return replace(rows, index=index)
+        return numbered

@@ -24,7 +24,6 @@ from ..solvers.problem import LEAST_WEIGHT
 from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures, LabelCounts
 from .numbering import LABELS, save_strings
-from .plan import Plan
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import LIBSVM, Block, Source
 
@@ -226,10 +225,9 @@ class Parsing:
     """Parameters of parsing that all workers share."""
 
     form: RunFormat
-    plan: Plan
     source: Source
-    scale: str
     has_targets: bool  # labels are numbers to predict
+    map_bytes: int  # memory of strings, or of distinct indices
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
     # of features that are known: entries of others are left out
@@ -237,6 +235,7 @@ class Parsing:
     weights: Weights | None
     kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task
+    most_features: int | None  # with which rows are held
     tell: Tell | None  # takes the bytes read, if the whole source is one task
 
 
@@ -245,7 +244,7 @@ class Parsed(NamedTuple):
 
     counts: Counts
     labels: LabelCounts
-    held: tuple[Rows, np.ndarray] | None  # all rows in memory, and their final order
+    held: Rows | None  # all rows, in memory
 
 
 def changed(path: str) -> DataError:
@@ -255,17 +254,17 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    counts, plan = Counts(), parsing.plan
+    counts = Counts()
     labels = LabelCounts(None if parsing.has_targets else {})
-    distinct = None if parsing.distinct is None else DistinctFeatures(plan.map_bytes)
+    distinct = None if parsing.distinct is None else DistinctFeatures(parsing.map_bytes)
     n_unknown = 0
     strings = None
     if parsing.dictionaries is not None:
         from ..models.string_table import StringTable
 
-        strings = StringTable(plan.map_bytes)
+        strings = StringTable(parsing.map_bytes)
     kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
-    run = RunWriter(parsing.form, task.number, plan.sort_bytes)
+    run = RunWriter(parsing.form, task.number)
     batches = row_batches(parsing.source, task.pieces, task.first_row, task.first_line, strings)
     # a program's own data may have to be read by the thread that made it
     for batch in batches if parsing.source.in_memory else ahead(batches):
@@ -283,9 +282,8 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
         run.append(rows, counts.is_wide)
         if parsing.tell is not None:
             parsing.tell(batch.bytes_read)
-    # where divisors of features fit beside them
-    hold = parsing.scale == "none" or 8 * (counts.max_index + 1) <= plan.statistics_bytes
-    held = run.close(hold=parsing.hold and hold)
+    fits = parsing.most_features is None or counts.max_index < parsing.most_features
+    held = run.close(hold=parsing.hold and fits)
     if kept is not None:
         kept.close()
     if strings is not None and parsing.dictionaries is not None:

@@ -16,35 +16,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError
-from ..core.parallel import TASKS_PER_WORKER, Pool, in_shares
+from ..core.errors import DataError, UsageError
+from ..core.memory_budget import format_size
+from ..core.parallel import TASKS_PER_WORKER, Pool
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import FEATURES, INDICES, INDICES_FILE, SCALES, SCALES_FILE, row_dtype
-from ..dataset.source_features import GROUP_FEATURES, scale_blocks
+from ..dataset.source_features import GROUP_FEATURES, Scaling, SourceIndices, scale_blocks
 from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
 from ..kernels.strings import TAIL_CODES
-from ..models.encoding import CATEGORIES_FILE
+from ..models.encoding import CATEGORIES_FILE, Encoding
 from .external_shuffle import (
     MAX_BITS,
+    SEGMENT_BITS,
     RunFormat,
     RunReader,
     Shape,
     Shard,
     ShardPass,
-    cut_chunks,
     cut_shards,
     pass_over,
-    plan_buckets,
 )
 from .feature_statistics import LabelCounts, Summing, read_sums, save_means, save_scales, statistics_of
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
+from .options import ConvertOptions
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
-from .plan import Options, Plan
 from .rows import Counts
 from .sources import Source, check_rows, counted_pieces, display_name
 from .table_columns import describe_uses
@@ -52,23 +52,45 @@ from .table_columns import describe_uses
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
 
 
-@dataclass
+class Like(NamedTuple):
+    """Properties of the training side that a conversion takes over."""
+
+    indices: SourceIndices
+    n_features: int
+    classes: np.ndarray | None
+    scaling: Scaling
+    encoding: Encoding | None
+    class_names: tuple[str, ...]
+    has_targets: bool
+
+
+class Plan(NamedTuple):
+    """Shares of the memory of a worker, in bytes."""
+
+    block_bytes: int  # of text, parsed at a time
+    max_line_bytes: int
+    sort_bytes: int  # rows
+    statistics_bytes: int  # of features, while no text is read
+    map_bytes: int  # of strings or indices
+
+
+@dataclass(frozen=True)
 class Conversion:
     """One conversion to ``work / "dataset"``; `plan` is a worker's."""
 
-    options: Options
+    options: ConvertOptions
+    like: Like | None
     plan: Plan
     source: Source
     work: Path
     pool: Pool
 
     def run(self) -> None:
-        source, options, pool = self.source, self.options, self.pool
-        stamps = [stamp_of(path) for path in source.reader.paths]
-        self.encoding = encoding = source.encoding
-        self._weighted = options.weights is not None or source.weighted
-        self._keeps = encoding is not None and bool(encoding.kept)
-        self._has_strings = source.names_labels or (encoding is not None and bool(encoding.names))
+        """Parse all rows, number their features, cut them into shards, sum up features to be scaled, and write."""
+        source, options, pool, encoding = self.source, self.options, self.pool, self.source.encoding
+        for name in ("runs", "dictionaries", "distinct", "kept", "dataset"):
+            (self.work / name).mkdir()
+        stamps = [(path, stamp_of(path)) for path in source.reader.paths]
         tasks = [Task(0, source.reader.pieces())]
         if pool.n_workers > 1 and not source.in_memory:
             pieces = counted_pieces(source, TASKS_PER_WORKER * pool.n_workers, pool)
@@ -76,160 +98,162 @@ class Conversion:
                 Task(number, [piece], *start, counted.n_rows)
                 for number, (piece, counted, start) in enumerate(pieces)
             ]
-        form = self._form(tasks)
-        found = self._parse(tasks, form)
+        form, found = self._parse(tasks)
+        for path, before in stamps:
+            if stamp_of(path) != before:  # the dataset's contents are then unknown
+                raise changed(path)
         counts = Counts()
         for one in found:
             counts.add(one.counts)
-        merged, table = Merged([], []), list[dict[str, Any]]()
-        if self._has_strings:
-            merged, table = self._merge_strings(counts.n_missing)
-        numbering, shape = self._number(counts, [task.first_row for task in tasks])
-        labels = LabelCounts(None if options.has_targets else {})
+        names, table = list[str](), list[dict[str, Any]]()
+        if source.names_labels or encoding is not None:
+            encoding, names, table = self._merge_strings(counts.n_missing)
+        numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
+        labels = LabelCounts(None if options.target else {})
         for number, one in enumerate(found):
-            if numbering.maps_labels:  # names of classes get their final numbers
-                labels.merge(one.labels.renumbered(numbering.classes_of(number)))
-            else:
-                labels.merge(one.labels)
-        held = found[-1].held
-        # of a cell: what a bucket takes at most, if keys are even
-        reader = RunReader(form, self.plan.sort_bytes // 4, counts.is_wide, held)
-        shards = self._shards(reader, shape)
-        scales_bytes = 0 if options.scale == "none" else 8 * shape.n_features
-        summing = Summing(
-            self.work / "sums", shape.n_features, self.plan.sums_bytes(held is not None, scales_bytes)
-        )
-        work = self._scaled(ShardPass(reader, shape, numbering, summing), shards)
-        manifest = self._manifest(counts, labels, shape, merged.class_names, table)
-        for path, before in zip(source.reader.paths, stamps, strict=True):
-            if stamp_of(path) != before:  # the dataset's contents are then unknown
-                raise changed(path)
-            size = None if before is None else before[0]
-            manifest["source"].append({"name": display_name(path), "bytes": size})
-        n_entries = self._write(work, shards, manifest)
-        messages = [
-            *counts.messages(options.value_dtype),
-            *(
-                f"column {name!r} is not used: {reason}"
-                for name, reason in source.unused.items()
-                if not name.startswith("__index_level_")  # as pandas names an index without a name
-            ),
-            *(f"column {name!r} is named so: {reason}" for name, reason in source.renamed.items()),
-            f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries",
-        ]
-        for message in messages:
+            # names of classes get their final numbers
+            renumbers = numbering.maps_labels
+            labels.merge(one.labels.renumbered(numbering.classes_of(number)) if renumbers else one.labels)
+        reader = RunReader(form, counts.is_wide, found[-1].held)
+        entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
+        cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
+        shards = cut_shards(reader, pool, self.work / "runs", *cuts)
+        work = self._scaled(reader, numbering, shape, shards)
+        manifest = {
+            "n_features": shape.n_features,
+            "index_base": shape.index_base,
+            "compact": options.compact,
+            **labels.manifest(self.like.classes if self.like else None, targets=options.target),
+            **({"class_names": names} if source.names_labels else {}),
+            "weighted": form.weighted,
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "chunk_bytes": options.chunk_size,
+            "shard_bytes": options.shard_size,
+            "n_explicit_zeros": counts.n_explicit_zeros,
+            "n_underflows": counts.n_underflows,
+            "n_ignored": counts.n_ignored,
+            "made_from": source.made_from,
+            "source": [
+                {"name": display_name(path), "bytes": None if stamp is None else stamp[0]}
+                for path, stamp in stamps
+            ],
+            **({"table": table} if table else {}),
+        }
+        n_entries = self._write(work, shards, encoding, manifest)
+        size = f"{shape.n_rows:,} rows, {shape.n_features:,} features, {n_entries:,} entries"
+        for message in (*counts.messages(form.value_dtype), size):
             pool.listener.message(message)
-
-    def _directory(self, name: str) -> Path:
-        directory = self.work / name
-        directory.mkdir()
-        return directory
 
     # -- reading
 
-    def _form(self, tasks: Sequence[Task]) -> RunFormat:
-        options, bits = self.options, _UNKNOWN_BITS
-        if self.source.total_bytes is not None:
-            pieces = [piece for task in tasks for piece in task.pieces]
-            expected = self.source.reader.expected_bytes(pieces)
-            # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
-            # Buckets too small cost less than buckets too large, which are cut, and written again
-            bits = min(int(np.ceil(np.log2(max(12 * expected / self.plan.sort_bytes, 2)))), MAX_BITS)
-        seed = options.seed if options.shuffle else None
-        return RunFormat(self._directory("runs"), seed, bits, options.value_dtype, self._weighted)
-
-    def _parse(self, tasks: Sequence[Task], form: RunFormat) -> list[Parsed]:
-        source, options, weights = self.source, self.options, None
+    def _parse(self, tasks: Sequence[Task]) -> tuple[RunFormat, list[Parsed]]:
+        source, options, plan, work, weights = self.source, self.options, self.plan, self.work, None
         if options.weights is not None:
-            name, path = str(options.weights), self.work / "weights"
-            copying = (name, path, self.plan.max_line_bytes, self.plan.decoder_bytes)
+            name, path, reading = str(options.weights), work / "weights", source.reading
+            copying = (name, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
         counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
         if weights is not None and counted not in (0, weights.n_weights):
             raise weights.refusal(counted)
+        bits = _UNKNOWN_BITS if options.shuffle else SEGMENT_BITS
+        if source.total_bytes is not None and options.shuffle:
+            expected = source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
+            # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
+            # Buckets too small cost less than buckets too large, which are cut, and written again
+            bits = min(int(np.ceil(np.log2(max(12 * expected / plan.sort_bytes, 2)))), MAX_BITS)
+        form = RunFormat(
+            work / "runs",
+            options.seed if options.shuffle else None,
+            bits,
+            source.reading.value_dtype,
+            options.weights is not None or source.weighted,
+            plan.sort_bytes,
+        )
+        known = self.like.indices if self.like and self.like.indices.kept is not None else None
+        # rows stay in memory where divisors of features fit beside them
+        most_features = None if options.scale == "none" else plan.statistics_bytes // 8
         pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
         tell = pool.tell_within("parse", "B", source.total_bytes)
         parsing = Parsing(
             form,
-            self.plan,
             source,
-            options.scale,
-            options.has_targets,
-            dictionaries=self._directory("dictionaries") if self._has_strings else None,
-            distinct=self._directory("distinct")
-            if options.compact and options.known_indices is None
-            else None,
-            indices=options.known_indices,
+            options.target,
+            plan.map_bytes,
+            dictionaries=work / "dictionaries" if source.names_labels or source.encoding else None,
+            distinct=work / "distinct" if options.compact and known is None else None,
+            indices=known,
             weights=weights,
-            kept=self._directory("kept") if self._keeps else None,
+            kept=work / "kept" if source.encoding is not None and source.encoding.kept else None,
             hold=self.pool.n_workers == 1,
+            most_features=most_features,
             tell=tell,
         )
         sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks] if tell is None else None
-        found: list[Parsed] = pool.run(
+        parsed: list[Parsed] = pool.run(
             parse_task, [(parsing, task) for task in tasks], phase="parse", sizes=sizes
         )
-        n_rows = sum(parsed.counts.n_rows for parsed in found)
+        n_rows = sum(one.counts.n_rows for one in parsed)
         check_rows(n_rows, source.reader.paths, source.what)
         if weights is not None and weights.n_weights != n_rows:
             raise weights.refusal(n_rows)
-        return found
+        return form, parsed
 
     # -- numbering
 
-    def _merge_strings(self, n_missing: Any) -> tuple[Merged, list[dict[str, Any]]]:
-        """Sort the strings of all tasks; also returns how each column of a table was used."""
-        directory, source, encoding = self.work / "dictionaries", self.source, self.source.encoding
-        budget = (self.plan.merge_bytes, self.options.memory, self.options.workers)
-        grown = encoding if source.grows else None
+    def _merge_strings(self, n_missing: Any) -> tuple[Encoding | None, list[str], list[dict[str, Any]]]:
+        """Sort the strings of all tasks: return the encoding with them, names of classes, and the use of each column."""
+        source, encoding, options = self.source, self.source.encoding, self.options
+        directory, grown = self.work / "dictionaries", encoding if source.grows else None
+        # no text is read now, and few rows are in memory
+        budget = self.plan.map_bytes + self.plan.statistics_bytes, options.memory, options.workers
+        merging = (directory, grown, n_missing, source.reading.class_names, *budget)
         merged: Merged
-        (merged,) = self.pool.run(
-            merge_strings, [(directory, grown, n_missing, source.reading.class_names, *budget)]
-        )
+        (merged,) = self.pool.run(merge_strings, [merging])
         if grown is not None:
-            self.encoding = encoding = grown.with_counts(
-                merged.n_categories, n_missing, read_merged(directory)
-            )
+            encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
         if encoding is None:
-            return merged, []
-        word = "target" if self.options.has_targets else "label"
-        notes = dict.fromkeys(self.options.drop, "--drop") | source.unused
-        return merged, describe_uses(source.columns, encoding, n_missing, notes, word)
+            return None, merged.class_names, []
+        notes = dict.fromkeys(options.drop, "--drop") | source.unused
+        uses = describe_uses(source.columns, encoding, n_missing, notes, source.reading.label_word)
+        return encoding, merged.class_names, uses
 
-    def _number(self, counts: Counts, first_rows: Sequence[int]) -> tuple[Numbering, Shape]:
+    def _number(
+        self, counts: Counts, encoding: Encoding | None, first_rows: Sequence[int]
+    ) -> tuple[Numbering, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
-        encoding, source, options = self.encoding, self.source, self.options
-        base, n_features = self._base_and_width(counts)
+        source, options = self.source, self.options
+        base, n_features = self._base_and_width(counts, encoding)
+        grown = encoding if source.grows else None
         numbering = Numbering(
             base,
             original=self.work / "original.npy" if options.compact else None,
-            dictionaries=self.work / "dictionaries" if self._has_strings else None,
-            first_rows=tuple(first_rows),
-            maps_features=source.grows and encoding is not None and encoding.numbers_late,
+            dictionaries=self.work / "dictionaries",
+            first_rows=first_rows,
+            maps_features=grown is not None and grown.numbers_late,
             maps_labels=source.names_labels,
-            n_static=encoding.n_static if encoding is not None and source.grows else 0,
+            n_static=0 if grown is None else grown.n_static,
             tail_start=0 if encoding is None else encoding.bucket_start,
         )
         if numbering.original is not None:
-            if options.known_indices is None:
+            if self.like is not None:
+                np.save(numbering.original, np.asarray(self.like.indices.kept))
+            else:
                 merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
                 (n_features,) = self.pool.run(merge_distinct, [merging])
-            else:
-                np.save(numbering.original, np.asarray(options.known_indices.kept))
         index_dtype = np.dtype(np.int32 if n_features <= 2**31 else np.int64)
         return numbering, Shape(counts.n_rows, n_features, base, index_dtype)
 
-    def _base_and_width(self, counts: Counts) -> tuple[int, int]:
-        options, like, encoding = self.options, self.options.training, self.encoding
-        if like is not None:
-            return like.indices.base, like.n_features
+    def _base_and_width(self, counts: Counts, encoding: Encoding | None) -> tuple[int, int]:
+        options, base = self.options, self.source.reading.index_base
+        if self.like is not None:
+            return self.like.indices.base, self.like.n_features
         if encoding is not None and not self.source.of_indices:
             if encoding.sparse is None:
                 return 0, encoding.sparse_start
             # the last feature before the tail, which may be empty
             mapped = counts.max_index >= TAIL_CODES - 1
             return 0, counts.max_index + 1 + (encoding.bucket_start - TAIL_CODES if mapped else 0)
-        base = options.first_index
         if base is None:
             base = 0 if counts.zero_index else 1
             why = "an index 0 occurs" if counts.zero_index else "no index 0 occurs"
@@ -244,83 +268,49 @@ class Conversion:
             )
         return base, options.n_features
 
-    def _manifest(
-        self,
-        counts: Counts,
-        labels: LabelCounts,
-        shape: Shape,
-        class_names: list[str],
-        table: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        options, like = self.options, self.options.training
-        return {
-            "n_features": shape.n_features,
-            "index_base": shape.index_base,
-            "compact": options.compact,
-            **labels.manifest(like.classes if like else None, targets=options.has_targets),
-            **({"class_names": class_names} if self.source.names_labels else {}),
-            "weighted": self._weighted,
-            "seed": options.seed,
-            "shuffle": options.shuffle,
-            "chunk_bytes": options.chunk_size,
-            "shard_bytes": options.shard_size,
-            "n_explicit_zeros": counts.n_explicit_zeros,
-            "n_underflows": counts.n_underflows,
-            "n_ignored": counts.n_ignored,
-            "made_from": self.source.made_from,
-            "source": [],
-            **({"table": table} if table else {}),
-        }
-
     # -- writing
 
-    def _shards(self, reader: RunReader, shape: Shape) -> list[Shard]:
-        """Cut the final order into chunks and shards, by the lengths of all rows."""
-        ranges = in_shares([1] * reader.n_buckets, TASKS_PER_WORKER * self.pool.n_workers)
-        lengths = [self.work / "runs" / f"lengths-{start:07d}" for start, _ in ranges]
-        tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
-        sizes = [stop - start for start, stop in ranges]
-        found = self.pool.run(plan_buckets, tasks, phase="sort", unit="buckets", sizes=sizes)
-        cells = [cell for bucket in found for cell in bucket]
-        entry_bytes = shape.index_dtype.itemsize + self.options.value_dtype.itemsize
-        chunk_rows, chunk_entries = cut_chunks(lengths, self.options.chunk_size, entry_bytes)
-        row_start = np.concatenate([[0], np.cumsum(chunk_rows)])
-        cell_start = np.cumsum([0, *(cell.n_rows for cell in cells)])
-        shards: list[Shard] = []
-        for first, stop in cut_shards(chunk_entries * entry_bytes, self.options.shard_size):
-            row0, row_end = int(row_start[first]), int(row_start[stop])
-            low = int(np.searchsorted(cell_start, row0, side="right")) - 1
-            high = int(np.searchsorted(cell_start, row_end, side="left"))
-            held = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
-            chunks = chunk_rows[first:stop], chunk_entries[first:stop]
-            shards.append(Shard(len(shards), row0, row_end - row0, *chunks, held))
-        return shards
-
-    def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:
+    def _scaled(
+        self, reader: RunReader, numbering: Numbering, shape: Shape, shards: Sequence[Shard]
+    ) -> ShardPass:
         """Return a pass with its scaling; divisors are computed over all rows in final order, which fixes their bits."""
-        scaling, shape, path = self.options.scaling, work.shape, self.work / "scales.npy"
+        options, plan, path = self.options, self.plan, self.work / "scales.npy"
+        scales_bytes = 0 if options.scale == "none" else 8 * shape.n_features
+        if scales_bytes > plan.sort_bytes:
+            # of what a worker has to spare, a half is for sorting, with a map three eighths
+            enough = int(options.memory) + options.workers * 3 * (scales_bytes - plan.sort_bytes)
+            raise UsageError(
+                f"--scale: the scales of {shape.n_features:,} features need {format_size(scales_bytes)}, "
+                f"{format_size(plan.sort_bytes)} of --memory are left for them; give about {format_size(enough)}, use "
+                "--normalize l2 instead, or --compact where few of them occur"
+            )
+        # while no text is read, and less is sorted
+        room = plan.statistics_bytes if reader.is_held else 3 * plan.statistics_bytes - plan.map_bytes
+        room = max(room - scales_bytes, plan.statistics_bytes // 4)
+        summing = Summing(self.work / "sums", shape.n_features, room)
+        scaling = self.like.scaling if self.like else Scaling(options.scale, options.normalize)
+        work = ShardPass(reader, shape, numbering, summing, replace(scaling, scales=None))
         if scaling.scales is not None:
             np.save(path, scaling.scales)
-            return replace(work, scaling=replace(scaling, scales=None), scales=path)
+            return replace(work, scales=path)
         if scaling.scale == "none":
-            return replace(work, scaling=scaling)
-        self.plan.check_scales(shape.n_features, self.options)
-        _, sums = self._pass(work, shards, "sum up")
-        means = None
+            return work
+        unscaled, means = replace(work, scaling=Scaling()), None
+        _, sums = self._pass(unscaled, shards, "sum up")
         if scaling.scale == "standard":
             means = self.work / "means.npy"
             self.pool.run(save_means, [(sums, shape.n_rows, shape.n_features, means)])
-            _, sums = self._pass(replace(work, means=means), shards, "sum up")
+            _, sums = self._pass(replace(unscaled, means=means), shards, "sum up")
         saving = (sums, shape.n_rows, shape.n_features, means, path)
         (digest,) = self.pool.run(save_scales, [saving])
         return replace(work, scaling=replace(scaling, digest=digest), scales=path)
 
     def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> tuple[list[Part], Path]:
         """Pass over all shards; returns their parts, where they are written, and a file of the features' sums."""
-        n_rows, out = work.shape.n_rows, self.work / "statistics"
+        out = self.work / "statistics"
         shutil.rmtree(work.summing.directory, ignore_errors=True)
         work.summing.directory.mkdir()
-        tell = self.pool.tell_within(phase, "rows", n_rows)
+        tell = self.pool.tell_within(phase, "rows", work.shape.n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(replace(work, tell=tell), group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
@@ -329,16 +319,20 @@ class Conversion:
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
         return [part for group in parts for part in group], out
 
-    def _write(self, work: ShardPass, shards: Sequence[Shard], manifest: dict[str, Any]) -> int:
+    def _write(
+        self, work: ShardPass, shards: Sequence[Shard], encoding: Encoding | None, manifest: dict[str, Any]
+    ) -> int:
         """Write the dataset; returns the number of its entries."""
-        options, folder, encoding = self.options, self.work / "dataset", self.encoding
-        form: dict[str, Any] = {"index_dtype": work.shape.index_dtype, "value_dtype": options.value_dtype}
-        rows, compression = row_dtype(work.shape.n_rows), options.compression
+        folder, compression, shape = self.work / "dataset", self.options.compression, work.shape
+        form: dict[str, Any] = {
+            "index_dtype": shape.index_dtype,
+            "value_dtype": self.source.reading.value_dtype,
+        }
+        rows = row_dtype(shape.n_rows)
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
-        folder.mkdir()
         parts, sums = self._pass(replace(work, part=part), shards, "write")
         indices = work.numbering.indices()
-        figures = (statistics_of(found, work.shape.n_rows) for found in read_sums(sums))
+        figures = (statistics_of(found, shape.n_rows) for found in read_sums(sums))
         features = named_features(figures, indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},
@@ -348,11 +342,10 @@ class Conversion:
             ),
         }
         if work.scaling.changes_values:
-            scaling = work.whole_scaling()
-            fields["scaling"] = scaling.to_json()
-            if scaling.scales is not None:
-                blocks = scale_blocks(scaling.scales)
-                fields["scales"] = write_table(folder / SCALES_FILE, SCALES, blocks, compression)
+            fields["scaling"] = work.scaling.to_json()
+        if work.scales is not None:
+            blocks = scale_blocks(np.load(work.scales))
+            fields["scales"] = write_table(folder / SCALES_FILE, SCALES, blocks, compression)
         if (kept := indices.kept) is not None:
             groups = range(0, kept.size, GROUP_FEATURES)
             blocks = ({"index": kept[start : start + GROUP_FEATURES]} for start in groups)
@@ -362,7 +355,7 @@ class Conversion:
             if encoding.has_categories:
                 encoding.save(folder / CATEGORIES_FILE)
                 fields["categories"] = file_record(folder / CATEGORIES_FILE)
-        if self._keeps:
-            join_kept(sorted((self.work / "kept").iterdir()), folder / KEPT_FILE)
-            fields["kept"] = file_record(folder / KEPT_FILE)
+            if encoding.kept:
+                join_kept(sorted((self.work / "kept").iterdir()), folder / KEPT_FILE)
+                fields["kept"] = file_record(folder / KEPT_FILE)
         return int(write_dataset(folder, parts, fields, compression)["n_entries"])

@@ -26,8 +26,8 @@ LIBSVM = "libsvm text"
 BLOCK_BYTES = 8 << 20
 """Bytes of text that are parsed at a time, at most."""
 
-DECODER_BYTES = 70 << 20
-"""Enough for xz -9."""
+DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
+"""Memory of xz -9, and of xz -6."""
 
 FIRST_ROWS = 2000
 """Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""

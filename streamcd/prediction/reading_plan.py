@@ -12,8 +12,7 @@ import numpy as np
 from ..conversion.byte_sources import expand, is_compressed
 from ..conversion.formats import open_source
 from ..conversion.options import TableOptions
-from ..conversion.plan import LEAST_DECODER_BYTES
-from ..conversion.sources import Reading, Source, is_files, open_data, total_bytes
+from ..conversion.sources import LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.options import Listener, SharedWork

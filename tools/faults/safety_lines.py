@@ -186,10 +186,10 @@ stream/memory_plan.py
     left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
         ~ stream a_budget_that_cannot_do_is_refused_with_the_arithmetic
         > left = budget
-conversion/plan.py
-    left = require(options.memory, needs, advice) + _LEAST_BYTES
+conversion/convert.py
+    left = require(memory, needs, advice) + _LEAST_BYTES
         ~ convert options_that_make_no_sense_are_refused
-        > left = options.memory
+        > left = memory
 dataset/verify.py
     require(budget, needs) ~ dataset verify_refuses_a_budget_that_is_too_small
 """
