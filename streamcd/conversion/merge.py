@@ -19,12 +19,19 @@ from ..core.storage import local_path
 from ..dataset.arrow_columns import read_table
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
-from ..dataset.schema import FEATURES, FIRST_OF_ROWS, INDICES_FILE, LISTED, ROW_LAYOUT, SCALES_FILE
+from ..dataset.schema import (
+    FEATURES,
+    FIRST_OF_ROWS,
+    INDICES_FILE,
+    LISTED,
+    ROW_LAYOUT,
+    SCALES_FILE,
+    norms_record,
+)
 from ..dataset.source_features import GROUP_FEATURES, indices_of
 from ..dataset.writer import (
     Part,
     file_record,
-    joined_norms,
     named_features,
     part_names,
     write_dataset,
@@ -137,7 +144,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
         **_labels(manifests),
         **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
-        "row_norms": joined_norms([one["row_norms"] for one in manifests], n_rows),
+        "row_norms": norms_record([*map(_norms, manifests)], n_rows),
         "compression": " or ".join(dict.fromkeys(one["compression"] for one in manifests)),
         "features": write_table(
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
@@ -158,6 +165,13 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
 _DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
 
 
+def _norms(manifest: Mapping[str, Any]) -> list[float]:
+    """Return a manifest's ``row_norms`` as `norms_record` takes them."""
+    norms = manifest["row_norms"]
+    mean_square = np.nan if norms["mean_square"] is None else norms["mean_square"]
+    return [norms["min"] or np.inf, norms["max"], mean_square, norms["n_empty"]]
+
+
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
     """Link the files of all parts; their records have the number of rows of the source before theirs."""
     number, n_parts, n_before = 0, sum(one.n_shards for one in datasets), 0
@@ -173,7 +187,7 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
             for table, name in names.items():
                 _link(Path(str(dataset.path)) / record[table], folder / name)
             record = {**record, **names, "source": record.get("source", 0) + n_before}
-            yield Part(record, {name: column[start:stop] for name, column in chunks.items()}, {})
+            yield Part(record, {name: column[start:stop] for name, column in chunks.items()})
             number += 1
             listener.progress(Progress("merge", number, n_parts, "shards"))
         n_before += dataset.n_rows

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.errors import DatasetError
 from ..core.files import read_metadata, sync, write_metadata
-from .chunked_table import ChunkedTable
+from .chunked_table import ChunkedTable, starts_of
 from .schema import COLUMN_CHUNKS, COLUMN_LAYOUT, FIRST_OF_COLUMNS, column_schemas
 from .writer import Part, PartFiles, write_chunk_table
 
@@ -133,33 +133,30 @@ class ColumnsWriter:
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
-        end = np.cumsum(n_entries * self._entry_bytes + self.FEATURE_BYTES)
-        entry = np.concatenate([[0], np.cumsum(n_entries)])
+        size, entry = starts_of(n_entries * self._entry_bytes + self.FEATURE_BYTES), starts_of(n_entries)
         large = np.flatnonzero(n_entries > self.piece_entries)
         borders = np.searchsorted(feature, self._starts)
         cuts = np.unique(np.concatenate([[0], large, large + 1, borders, [feature.size]])).tolist()
         for start, stop in pairwise(cuts):
-            self._begin_parts(int(feature[start]))
             if n_entries[start] > self.piece_entries:
                 ends = slice(entry[start], entry[stop])
                 self.add_large(int(feature[start]), [(row[ends], value[ends])])
                 continue
-            while start < stop:
-                before = int(end[start - 1]) if start else 0
-                n = int(np.searchsorted(end, before + self._chunk_bytes - self._pending_bytes, side="right"))
-                n = min(n, stop) - start
-                if n <= 0 and self._pending:
+            self._begin_parts(int(feature[start]))
+            first = start
+            while first < stop:
+                room = self._chunk_bytes - self._pending_bytes
+                fitting = int(np.searchsorted(size, size[first] + room, side="right")) - 1
+                if fitting <= first and self._pending:
                     self._flush()
                     continue
-                n = max(n, 1)
-                ends = slice(entry[start], entry[start + n])
+                last = min(max(fitting, first + 1), stop)
+                ends = slice(entry[first], entry[last])
                 # copied: the caller reuses its memory
-                columns = (feature[start : start + n], n_entries[start : start + n], row[ends], value[ends])
+                columns = (feature[first:last], n_entries[first:last], row[ends], value[ends])
                 self._pending.append(tuple(column.copy() for column in columns))
-                self._pending_bytes += int(end[start + n - 1]) - before
-                start += n
-                if start < stop:
-                    self._flush()
+                self._pending_bytes += int(size[last] - size[first])
+                first = last
 
     def add_large(self, feature: int, blocks: Iterable[Sequence[np.ndarray]]) -> int:
         """Append a feature larger than a chunk from its rows and values, ascending; returns the number of its entries."""
@@ -216,7 +213,7 @@ class ColumnsWriter:
     def _end_part(self) -> None:
         self._flush()
         if self._files is not None:
-            self._parts.append(self._files.close({}))
+            self._parts.append(self._files.close())
             self._files = None
 
     def close(self) -> list[Part]:

@@ -230,7 +230,8 @@ def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> 
         first = indptr[start]
         # a copy, since numba would compile the kernel once more for arrays that cannot be written to
         add_row_norms(indptr[start : stop + 1] - first, value[first : indptr[stop]].copy(), norms)
-    return norms_record(norms, indptr.size - 1)
+    norms[2] /= max(indptr.size - 1, 1)
+    return norms_record([norms.tolist()], [indptr.size - 1])
 
 
 def _cut(sizes: np.ndarray) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -113,15 +114,17 @@ NO_NORMS = (np.inf, 0.0, 0.0, 0.0)
 """The norms of no rows: smallest above 0, largest, sum of squares, number of rows of norm 0."""
 
 
-def norms_record(norms: np.ndarray, n_rows: int) -> dict[str, Any]:
-    """Return the manifest's ``row_norms``, of rows as they are stored, of what begins as `NO_NORMS`."""
-    least, greatest, squares, n_empty = norms.tolist()
-    mean_square = squares / max(n_rows, 1)
+def norms_record(norms: Sequence[Sequence[float]], n_rows: Sequence[int]) -> dict[str, Any]:
+    """Return the manifest's ``row_norms`` from those of sets of rows: as `NO_NORMS`, with the mean in place of the sum."""
+    least, greatest, squares, n_empty = zip(*norms, strict=True)
+    mean_square = squares[0]
+    if len(squares) > 1:
+        mean_square = sum(square * n for square, n in zip(squares, n_rows, strict=True)) / max(sum(n_rows), 1)
     return {
-        "min": least if greatest > 0 else None,  # of rows that are not empty
-        "max": greatest,
-        "mean_square": mean_square if np.isfinite(mean_square) else None,
-        "n_empty": int(n_empty),
+        "min": min(least) if max(greatest) > 0 else None,  # of rows that are not empty
+        "max": max(greatest),
+        "mean_square": mean_square if isfinite(mean_square) else None,
+        "n_empty": int(sum(n_empty)),
     }
 
 

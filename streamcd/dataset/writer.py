@@ -8,7 +8,6 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +170,7 @@ class Part(NamedTuple):
 
     record: dict[str, Any]
     chunks: dict[str, np.ndarray]
-    norms: dict[str, Any]
+    norms: Sequence[float] = ()  # see `schema.norms_record`; none of columns, or where they are known of all
 
 
 class PartFiles:
@@ -197,7 +196,7 @@ class PartFiles:
         }
         self.chunks = array("q")  # a list would take ten times the memory
 
-    def close(self, norms: Mapping[str, Any], **fields: Any) -> Part:
+    def close(self, norms: Sequence[float] = (), **fields: Any) -> Part:
         """Close the files; returns the part, whose record has further `fields`."""
         found = {table: writer.close() for table, writer in self.tables.items()}
         numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
@@ -207,7 +206,7 @@ class PartFiles:
             name: int(chunks[name].sum()) for name in ("n_rows", "n_entries") if name in chunks
         }
         files = {f"{table}_{key}": value for table, file in found.items() for key, value in file.items()}
-        return Part({**self.names, **fields, **totals, "n_chunks": len(numbers), **files}, chunks, {**norms})
+        return Part({**self.names, **fields, **totals, "n_chunks": len(numbers), **files}, chunks, norms)
 
 
 class PartWriter:
@@ -271,22 +270,8 @@ class PartWriter:
 
     def close(self) -> Part:
         self._threads.close()
-        norms = norms_record(self._norms, self.n_rows)
-        return self._files.close(norms, content=content_text(self._sums))
-
-
-def joined_norms(norms: Sequence[Mapping[str, Any]], n_rows: Sequence[int]) -> dict[str, Any]:
-    """Join the figures of the norms of several sets of rows (see `schema.norms_record`), in their order."""
-    squares = [one["mean_square"] for one in norms]
-    mean_square = squares[0] if len(squares) == 1 else None
-    if len(squares) > 1 and None not in squares:
-        mean_square = sum(square * n for square, n in zip(squares, n_rows, strict=True)) / max(sum(n_rows), 1)
-    return {
-        "min": min((one["min"] for one in norms if one["min"] is not None), default=None),
-        "max": max(one["max"] for one in norms),
-        "mean_square": mean_square if mean_square is not None and isfinite(mean_square) else None,
-        "n_empty": sum(one["n_empty"] for one in norms),
-    }
+        self._norms[2] /= max(self.n_rows, 1)
+        return self._files.close(self._norms.tolist(), content=content_text(self._sums))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -302,14 +287,12 @@ def write_dataset(
     """
     records = [part.record for part in parts]
     n_rows = [record["n_rows"] for record in records]
-    norms = (
-        {} if "row_norms" in fields else {"row_norms": joined_norms([part.norms for part in parts], n_rows)}
-    )
+    norms = {} if "row_norms" in fields else norms_record([part.norms for part in parts], n_rows)
     found = {
         "n_rows": sum(n_rows),
         "n_entries": sum(record["n_entries"] for record in records),
         "compression": compression,
-        **norms,
+        **({"row_norms": norms} if norms else {}),
         **fields,
         "data_digest": content_digest({"parts": [record["content"] for record in records]}),
         "parts": records,
