@@ -159,16 +159,18 @@ class Url(os.PathLike[str]):
         """List the files that are meant: this one, those in this folder (hidden ones skipped), or those that match."""
         if not self.is_bucket:
             return [self] if self.exists() else []
-        files = self._files()
+        files, own = self._files(), self.text.partition("://")[2]
         if any(sign in self.text for sign in "*?["):
-            found = self.attempt(lambda: files.glob(self.text, detail=True)).values()
-        elif self.attempt(lambda: files.isfile(self.text)):
-            return [self]
+            found = self.attempt(lambda: files.glob(self.text, detail=True))
         else:
-            found = self.attempt(lambda: files.ls(self.text, detail=True))
-        names = [entry["name"] for entry in found if entry["type"] == "file" and entry["size"]]
-        visible = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
-        return [Url(f"{self.scheme}://{name}") for name in visible]
+            found = self.attempt(lambda: files.find(self.text, maxdepth=1, detail=True))
+        names = [
+            name
+            for name, about in found.items()
+            if name == own
+            or (about["type"] == "file" and about["size"] and not name.rpartition("/")[2].startswith("."))
+        ]
+        return [Url(f"{self.scheme}://{name}") for name in sorted(names)]
 
     def download(self, path: Path) -> None:
         """Copy the file to disk, in blocks."""
@@ -218,10 +220,7 @@ class Url(os.PathLike[str]):
         except UsageError:
             raise
         except Exception as error:
-            failure = _system_error(error, self.text)
-            if failure is None:
-                raise
-            raise failure from error
+            raise _system_error(error, self.text) from error
 
 
 Location = Path | Url
@@ -274,32 +273,23 @@ def local_copy(url: Url, directory: Path) -> Path:
     return path
 
 
-def _system_error(error: Exception, name: str) -> OSError | None:
-    """The system's error for a library's, EIO where another attempt may help; None for mistakes of ours."""
+def _system_error(error: Exception, name: str) -> OSError:
+    """The system's error for a library's, EIO where another attempt may help."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-    status = getattr(error, "status", None)  # aiohttp's
-    library = type(error).__module__.partition(".")[0]
+    status = getattr(error, "status", None) or 0  # aiohttp's
+    number = error.errno if isinstance(error, OSError) and error.errno in _LASTING else errno.EIO
     if isinstance(error, FileNotFoundError):
-        return OSError(errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object", name)
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return OSError(errno.EACCES, f"no permission ({text}); check the credentials", name)
-    if "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
-        return OSError(
-            errno.EACCES, f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE", name
+        number, text = errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object"
+    elif isinstance(error, PermissionError) or status in (401, 403):
+        number, text = errno.EACCES, f"no permission ({text}); check the credentials"
+    elif "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
+        number, text = (
+            errno.EACCES,
+            f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
-    if status is not None and status < 500 and status != 429:
-        return OSError(errno.EINVAL, text, name)
-    if isinstance(error, OSError) and error.errno in _LASTING:
-        return OSError(error.errno, error.strerror, name)
-    if isinstance(error, OSError | EOFError) or library in (
-        "aiohttp",
-        "botocore",
-        "aiobotocore",
-        "gcsfs",
-        "fsspec",
-    ):
-        return OSError(errno.EIO, text, name)
-    return None
+    elif 400 <= status < 500 and status != 429:
+        number = errno.EINVAL
+    return OSError(number, text, name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -367,9 +357,6 @@ class _RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         data = self._url.attempt(lambda: self._file.read(len(buffer)))
-        expected = 0 if self._size is None else min(len(buffer), self._size - self.tell() + len(data))
-        if len(data) < expected:
-            raise OSError(errno.EIO, "it became shorter while it was read", str(self._url))
         buffer[: len(data)] = data
         return len(data)
 
