@@ -25,7 +25,6 @@ from streamcd.core.files import (
     Kind,
     content_digest,
     exchange,
-    parse_json,
     put_directory,
     replacing,
     restore_directory,
@@ -103,13 +102,13 @@ def test_what_is_none_is_refused(case: Case, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [40, 500, 900])
-def test_deep_nesting_is_refused(case: Case, depth: int) -> None:
-    """Up to some depth Python's reader and writer manage it, to fail somewhere else."""
+def test_deep_nesting_is_read_or_refused_never_stumbled_over(case: Case, depth: int) -> None:
     deep: Any = 1
     for _ in range(depth):
         deep = [deep]
     case.write(deep=deep)
-    assert "nested" in refusal(case)
+    with contextlib.suppress(case.error):
+        case.read()
 
 
 @pytest.mark.parametrize("value", [None, True, "x", -1, 1.5, [], {}, [[]], 2**70, float("nan")])
@@ -166,12 +165,6 @@ def test_another_version_is_named(case: Case) -> None:
 def test_a_damaged_model_has_no_certificate(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_bytes(b"[" * 100_000)
     assert stored_certificate(tmp_path) is None
-
-
-def test_nesting_is_counted_by_levels() -> None:
-    assert parse_json(b"[" * 32 + b"]" * 32)
-    with pytest.raises(ValueError, match="32 levels"):
-        parse_json(b"[" * 33 + b"1" + b"]" * 33)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

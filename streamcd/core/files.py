@@ -19,7 +19,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -69,35 +69,29 @@ def replacing(path: Path, before: Sequence[Path] = ()) -> Iterator[Path]:
     If the block fails, `path` stays as it was and the temporary file is removed. The files `before`, which `path` refers to,
     are made durable first.
     """
-    partial = _partial(path)
-    try:
-        with file_named(path):
-            yield partial
-        sync_together([*before, partial])
-        os.replace(partial, path)
-        sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing_together([path], before) as (partial,):
+        yield partial
 
 
 @contextmanager
-def replacing_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+def replacing_together(paths: Sequence[Path], before: Sequence[Path] = ()) -> Iterator[list[Path]]:
     """Yield temporary names for several files of one directory, the last of which describes the others.
 
     As with `replacing`; the file that describes is gone before the first of the others is replaced, and comes last.
     """
-    partials, (*others, last), folder = [_partial(path) for path in paths], paths, paths[-1].parent
+    partials, (*others, last) = [_partial(path) for path in paths], paths
     try:
-        with file_named(folder):
+        with file_named(last):
             yield partials
-        sync_together(partials)
-        last.unlink(missing_ok=True)
-        sync(folder)  # its name is gone before the others get theirs
-        for partial, path in zip(partials, others, strict=False):
-            os.replace(partial, path)
-        sync(folder)
+        sync_together([*before, *partials])
+        if others:
+            last.unlink(missing_ok=True)
+            sync(last.parent)  # its name is gone before the others get theirs
+            for partial, path in zip(partials, others, strict=False):
+                os.replace(partial, path)
+            sync(last.parent)  # the others have theirs before it has its own
         os.replace(partials[-1], last)
-        sync_together([folder, folder.parent])
+        sync(last.parent)  # all have them for good
     finally:
         for partial in partials:
             partial.unlink(missing_ok=True)
@@ -231,9 +225,6 @@ WRITER = "streamcd"
 SEAL = "seal"
 """Key for the digest of the other keys."""
 
-MAX_DEPTH = 32
-"""Levels of nesting allowed; streamcd's own files have at most five."""
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A non-negative integer, in a declared structure."""
 
@@ -283,26 +274,6 @@ def content_digest(content: Mapping[str, Any], *without: str) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
-def parse_json(data: bytes) -> Any:
-    """Parse JSON; raises ValueError if it is malformed or nested more than `MAX_DEPTH` levels deep."""
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
-    level: list[Any] = [content]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _elements(outer)]
-    if any(_elements(value) for value in level):
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-    if re.search(rb"\\u[dD][89a-fA-F]", data):  # half a surrogate pair is no text, and cannot be printed
-        json.dumps(content, ensure_ascii=False).encode()
-    return content
-
-
-def _elements(value: Any) -> Collection[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
 def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
     """Read a metadata file: all its keys as they are, and the declared ones in the declared types.
 
@@ -312,7 +283,10 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
     if isinstance(path, Path) and path.exists() and not path.is_file():
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
     try:
-        raw = parse_json(path.read_bytes())
+        raw = json.loads(path.read_bytes())
+        json.dumps(
+            raw, ensure_ascii=False
+        ).encode()  # half a surrogate pair is no text, and cannot be printed
         if not isinstance(raw, dict) or raw.get("format") != kind.format:
             problem = f"expected a {kind.format}, found something else"
         elif raw.get("format_version") != kind.version:
@@ -322,7 +296,7 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
             problem = "changed since it was written"
         else:
             return raw, msgspec.convert(raw, kind.structure, str_keys=True)
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         reason = str(error)
         problem = f"damaged ({reason[:1].lower()}{reason[1:]})"
     raise kind.error(f"{path}: {problem}; {kind.remedy}")
@@ -381,16 +355,12 @@ def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 def _is_of_a_living_process(descriptor: int) -> bool:
     """Check if the process that took the lock of a file still lives; the system lists who took which."""
-    number = os.fstat(descriptor).st_ino
-    with suppress(OSError), open("/proc/locks", encoding="ascii") as lines:
-        for (
-            line
-        ) in lines:  # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
-            _, kind, _, _, process, file, *_ = line.split()
-            if kind == "FLOCK" and file.endswith(f":{number}") and os.path.exists(f"/proc/{process}"):
-                return True
-        return False
-    return True  # no list: macOS
+    number, lines = os.fstat(descriptor).st_ino, ""
+    with suppress(OSError):
+        lines = Path("/proc/locks").read_text(encoding="ascii")
+    # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
+    owners = re.findall(rf"FLOCK +\w+ +\w+ (\d+) \w+:\w+:{number} ", lines)
+    return not lines or any(os.path.exists(f"/proc/{owner}") for owner in owners)  # no list: macOS
 
 
 def release_lock(descriptor: int) -> None:
@@ -406,22 +376,20 @@ def scratch_directory(parent: Path, purpose: str) -> Iterator[Path]:
     """
     prefix = f".streamcd-{purpose}-"
     for old in parent.glob(f"{prefix}*"):
-        if old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
-            _remove_unlocked(old)
+        with suppress(OSError):  # another process may remove it too
+            if old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
+                _remove_locked(old, take_lock(old))
     path, lock = _locked_directory(parent, prefix)
     try:
         yield path
     finally:
+        _remove_locked(path, lock)
+
+
+def _remove_locked(path: Path, lock: int | None) -> None:
+    if lock is not None:
         shutil.rmtree(path, ignore_errors=True)
         release_lock(lock)
-
-
-def _remove_unlocked(path: Path) -> None:
-    with suppress(OSError):  # another process may remove it too
-        lock = take_lock(path)
-        if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            release_lock(lock)
 
 
 def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:

@@ -9,11 +9,10 @@ TABLE = r"""
 # Contents and names are durable before what promises them has its name.
 core/files.py
     os.fsync(descriptor) ~ durable[train]
-    sync_together([*before, partial]) ~ durable[predict]
-    sync(path.parent) @ replacing ~ durable[predict]
-    sync_together(partials) ~ durable[a model over another]
-    sync(folder) ~ durable[a model over another]
-    sync_together([folder, folder.parent]) ~ durable[a model over another]
+    sync_together([*before, *partials]) ~ durable[predict]
+    sync(last.parent)  # its name is gone before the others get theirs ~ durable[a model over another]
+    sync(last.parent)  # the others have theirs before it has its own ~ durable[a model over another]
+    sync(last.parent)  # all have them for good ~ durable[predict]
     sync(path.parent) @ put_directory ~ durable[convert]
     sync(path.parent) @ make_directory ~ durable[train]
     sync(path.parent) @ restore_directory ~ durability a_directory_that_comes_back_comes_back_for_good
@@ -38,8 +37,9 @@ conversion/staging.py
     sync(work) @ _locked ~ durable[convert]
 # What is complete stays until what replaces it is.
 core/files.py
-    partial = _partial(path) @ replacing ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
-        > partial = path
+    partials, (*others, last) = [_partial(path) for path in paths], paths
+        ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
+        > partials, (*others, last) = [*paths], paths
     last.unlink(missing_ok=True) ~ durable[a model over another]
     os.rename(path, replaced) @ put_directory ~ metadata a_directory_is_replaced_or_restored
     if replaced.exists() and not path.exists(): ~ convert a_dataset_that_was_being_replaced_comes_back
