@@ -10,7 +10,6 @@ TABLE = r"""
 core/files.py
     os.fsync(descriptor) ~ durable[train]
     sync_together([*before, *partials]) ~ durable[predict]
-    sync(last.parent)  # its name is gone before the others get theirs ~ durable[a model over another]
     sync(last.parent)  # the others have theirs before it has its own ~ durable[a model over another]
     sync(last.parent)  # all have them for good ~ durable[predict]
     sync(path.parent) @ put_directory ~ durable[convert]
