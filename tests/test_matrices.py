@@ -17,7 +17,7 @@ from test_tables import convert, make_table, write_table
 
 import streamcd
 from streamcd import StreamcdError
-from streamcd.conversion.matrix_files import NpzReader
+from streamcd.conversion.matrix_files import MatrixReader
 from streamcd.conversion.sources import Reading
 
 N_ROWS, N_COLUMNS = 300, 12
@@ -208,8 +208,8 @@ def test_an_archive_need_not_fit_in_memory(tmp_path: Path, compressed: bool) -> 
     path = tmp_path / "m.npz"
     arrays = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
     (np.savez_compressed if compressed else np.savez)(path, **arrays, y=np.arange(n) % 2)
-    reader = NpzReader([str(path)], "", Reading(batch_bytes=1 << 20))
-    block = next(iter(reader.blocks(reader.pieces(3)[1:], {})))
+    reader = MatrixReader([str(path)], "", Reading(batch_bytes=1 << 20), sparse=True)
+    block = next(iter(reader.blocks(reader.pieces(3)[1], {})))
     assert block.label is not None
     assert (block.place(0), block.label[0]) == (f"{path}, row {n // 3 + 1}", n // 3 % 2)
     assert block.content.indices.nbytes < 1 << 20

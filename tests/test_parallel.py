@@ -178,7 +178,7 @@ def test_the_first_error_of_the_source_is_told_whoever_meets_it(text_file: Path,
         with pytest.raises(DataError, match=r"bad:2001: expected a number after the index, found '7:x'"):
             convert([text_file, tmp_path / "bad"], tmp_path / "data", workers=n, memory=MEMORY)
     (tmp_path / "empty").write_text("# nothing\n\n")
-    with pytest.raises(DataError, match="expected rows of libsvm text, found none"):
+    with pytest.raises(DataError, match="expected rows, found none"):
         convert(tmp_path / "empty", tmp_path / "data", workers=2, memory=MEMORY)
     with pytest.raises(UsageError, match="expected --workers 1 or more, found 0"):
         convert(text_file, tmp_path / "data", workers=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from csv import Error as RecordError
 from csv import reader as records
@@ -21,7 +21,6 @@ from .byte_sources import ByteBlock, TextReader, read_blocks, read_head
 from .sources import (
     FIRST_ROWS,
     MOST_BATCH_ROWS,
-    STANDARD_INPUT,
     Block,
     Counted,
     Piece,
@@ -91,10 +90,8 @@ class CsvReader(TextReader, TableReader):
     def _first_table(self) -> pa.Table:
         """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
-        names, _, start = self._header(path)
-        text = self._sample(path)
-        is_cut = len(text) == SAMPLE_BYTES
-        end = record_starts(np.frombuffer(text, np.uint8))[2] if is_cut else 0
+        (names, _, start), text = self._header(path), self._sample(path)
+        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == SAMPLE_BYTES else 0
         rows = text[start : end or len(text)] + b"\n"
         found, newlines, _ = record_starts(np.frombuffer(rows, np.uint8))
         if not found.size:
@@ -137,34 +134,27 @@ class CsvReader(TextReader, TableReader):
         self._headers[path] = [*_numbered(names)], names, stop
         return self._headers[path]
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Generator[Block, None, None]:
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
         arrow = {
             name: self._time_type(name) if kind == "time" else numbers.get(kind, pa.large_string())
             for name, kind in types.items()
         }
-        read_before = 0
-        for piece in pieces:
-            names, _, header_end = self._header(piece.path)
-            chosen = [name for name in arrow if name in names]
-            line = first_line if piece is pieces[0] else 0
-            with closing(read_blocks([piece], self.reading, self.last_end)) as texts:
-                for text in texts:
-                    start = header_end if text.first else text.start
-                    view = memoryview(text.buffer)[start : text.stop]
-                    line += int(np.count_nonzero(text.as_array()[text.start : start] == 0x0A))
-                    starts, newlines, _ = record_starts(np.frombuffer(view, np.uint8))
-                    if starts.size:
-                        lines, row = line + 1 + np.searchsorted(newlines, starts), 0
-                        block = Block(text.name, 0, None, read_before + text.bytes_read, lines=lines)
-                        table = self._read(view, names, chosen, arrow, block)
-                        for batch in table.to_batches(max_chunksize=MOST_BATCH_ROWS):
-                            yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
-                            row += batch.num_rows
-                    line += newlines.size
-            read_before += piece.n_bytes if piece.path != STANDARD_INPUT else 0
+        names, _, header_end = self._header(piece.path)
+        chosen, line = [name for name in arrow if name in names], first_line
+        with closing(read_blocks([piece], self.reading, self.last_end)) as texts:
+            for text in texts:
+                start = header_end if text.first else text.start
+                view = memoryview(text.buffer)[start : text.stop]
+                line += int(np.count_nonzero(text.as_array()[text.start : start] == 0x0A))
+                starts, newlines, _ = record_starts(np.frombuffer(view, np.uint8))
+                if starts.size:
+                    lines, row = line + 1 + np.searchsorted(newlines, starts), 0
+                    block = Block(text.name, 0, None, text.bytes_read, lines=lines)
+                    for batch in self._read(view, names, chosen, arrow, block).to_batches(MOST_BATCH_ROWS):
+                        yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
+                        row += batch.num_rows
+                line += newlines.size
 
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""

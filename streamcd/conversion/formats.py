@@ -92,13 +92,13 @@ def open_source(
         from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
 
         reader = LibsvmReader(paths, reading)
-        source = Source(reader=reader, reading=reading, made_from=LIBSVM, what="rows of libsvm text")
+        source = Source(reader=reader, reading=reading, made_from=LIBSVM)
     elif format in _TABLES:
         source = _open_tables(paths, roots, format, reading, options)
     else:
         from .matrix_files import open_matrices  # zip and npy: only where they are met
 
-        source = open_matrices(paths, format, reading, options)
+        source = open_matrices(paths, format == "npz", reading, options)
     return replace(source, total_bytes=total_bytes(paths))
 
 

@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError, first_of, refuse
+from ..core.errors import DataError, UsageError, first_of
 from ..core.memory_budget import format_size
 from .options import TableOptions
 from .sources import Block, Counted, Piece, Reader, Reading, Source, refusing_damage
@@ -69,43 +69,78 @@ class _Array:
     def __del__(self) -> None:
         self._file.close()
 
-    def read(self, n: int, start: int | None = None) -> np.ndarray:
-        """Read the next elements, or those from `start` on."""
+    def read(self, start: int, n: int) -> np.ndarray:
+        """Read `n` elements."""
         with _refusing_damage(self.name):
-            if start is not None:
-                self._file.seek(self._offset + start * self.dtype.itemsize)
-            content = self._file.read(n * self.dtype.itemsize)
-            return np.frombuffer(content, self.dtype, n)
+            self._file.seek(self._offset + start * self.dtype.itemsize)
+            return np.frombuffer(self._file.read(n * self.dtype.itemsize), self.dtype, n)
 
 
 @dataclass(frozen=True)
 class MatrixReader(Reader):
-    """Base of readers of matrices in files, with their labels."""
+    """Matrices in files: sparse ones, whose labels are another array of the file, or dense ones, of which a column has them.
+
+    Labels may also be in a file of their own.
+    """
 
     paths: list[str]
     label: str
     reading: Reading
+    sparse: bool
 
-    def shape(self, path: str) -> tuple[int, int]:
-        """Read the numbers of rows, and of columns that are features."""
-        raise NotImplementedError
-
-    def labels(self, path: str) -> _Array | None:
-        """Open the labels; None where a column has them, or nothing."""
-        raise NotImplementedError
-
-    def rows(self, piece: Piece, width: int) -> Iterator[Block]:
-        """Read rows, some at a time, with labels that are a column of them."""
-        raise NotImplementedError
+    @cached_property
+    def _column(self) -> int | None:
+        """The column of labels, counted from the end where it is negative."""
+        return int(self.label) if not self.sparse and self.label.lstrip("-").isdigit() else None
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, int]]:
-        return {path: self.shape(path) for path in self.paths}
+        """Rows and features of every file."""
+        return {path: (self._sparse_shape if self.sparse else self._dense_shape)(path) for path in self.paths}
 
-    def names_labels(self) -> bool:
-        """Tell if labels are strings."""
-        labels = self.labels(self.paths[0]) if self._shapes else None  # once these are checked
-        return labels is not None and labels.dtype.kind in "US"
+    def _sparse_shape(self, path: str) -> tuple[int, int]:
+        names = _members(path)
+        kind = str(_Array(path, "format").read(0, 1).astype(str)[0]) if "format" in names else "csr"
+        if kind != "csr" or {"data", "indices", "indptr", "shape"} - set(names):
+            found = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
+            raise DataError(
+                f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {found}; "
+                "convert it with .tocsr()"
+            )
+        n_rows, n_columns = _Array(path, "shape").read(0, 2).tolist()
+        return int(n_rows), int(n_columns)
+
+    def _dense_shape(self, path: str) -> tuple[int, int]:
+        found, column = _Array(path), self._column
+        if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
+            layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
+            raise DataError(
+                f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
+            )
+        n_rows, n_columns = found.shape
+        is_there = os.path.isfile(self.label) if column is None else -n_columns <= column < n_columns
+        if not is_there if self.label else self.reading.needs_label:
+            raise UsageError(
+                f"{path}: expected as --label the number of a column (-1 is the last) or a .npy, found "
+                f"{repr(self.label) if self.label else 'none'}; check the name"
+            )
+        return n_rows, n_columns - (column is not None)
+
+    def labels(self, path: str) -> _Array | None:
+        """Open the labels; None where a column has them, or nothing."""
+        if self.label.endswith(".npy"):
+            return _Array(self.label)
+        if not self.sparse:
+            return None
+        names = _members(path)
+        name = self.label or next((name for name in _LABELS if name in names), "")
+        if name in names:
+            return _Array(path, name)
+        if self.reading.needs_label:
+            raise UsageError(
+                f"{path}: expected labels, found the arrays {', '.join(names)}; give --label, an array of the file or a .npy"
+            )
+        return None
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         found = []
@@ -119,66 +154,30 @@ class MatrixReader(Reader):
         assert piece.stop is not None
         return Counted(piece.stop - piece.start)
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Iterator[Block]:
-        width = max(n_columns for _, n_columns in self._shapes.values())
-        for piece in pieces:
-            labels = self.labels(piece.path)
-            for block in self.rows(piece, width):
-                if labels is not None:
-                    block = block._replace(label=labels.read(block.content.shape[0], block.before))
-                yield block
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
+        labels, label = self.labels(piece.path), None
+        rows: Any
+        for before, rows in (self._sparse_rows if self.sparse else self._dense_rows)(piece):
+            if labels is not None:
+                label = labels.read(before, rows.shape[0])
+            elif self._column is not None:
+                label, rows = rows[:, self._column].copy(), np.delete(rows, self._column, axis=1)
+            yield Block(piece.path, before, rows, label=label)
 
-
-@dataclass(frozen=True)
-class NpzReader(MatrixReader):
-    """CSR matrices of SciPy's; labels are an array of the same file, or a ``.npy`` beside it."""
-
-    @cached_property
-    def _names(self) -> dict[str, list[str]]:
-        found = {}
-        for path in self.paths:
-            with _refusing_damage(path), zipfile.ZipFile(path) as archive:
-                members = archive.namelist()
-            found[path] = [name.removesuffix(".npy") for name in members if name.endswith(".npy")]
-        return found
-
-    def labels(self, path: str) -> _Array | None:
-        if self.label.endswith(".npy"):
-            return _Array(self.label)
-        names = self._names[path]
-        name = self.label or next((name for name in _LABELS if name in names), "")
-        if name in names:
-            return _Array(path, name)
-        if self.reading.needs_label:
-            raise UsageError(
-                f"{path}: expected labels, found the arrays {', '.join(names)}; give --label, an array of the file or a .npy"
-            )
-        return None
-
-    def shape(self, path: str) -> tuple[int, int]:
-        names = self._names[path]
-        kind = str(_Array(path, "format").read(1).astype(str)[0]) if "format" in names else "csr"
-        if kind != "csr" or {"data", "indices", "indptr", "shape"} - set(names):
-            found = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
-            raise DataError(
-                f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {found}; "
-                "convert it with .tocsr()"
-            )
-        n_rows, n_columns = _Array(path, "shape").read(2).tolist()
-        return int(n_rows), int(n_columns)
-
-    def rows(self, piece: Piece, width: int) -> Iterator[Block]:
+    def _sparse_rows(self, piece: Piece) -> Iterator[tuple[int, Csr]]:
+        """Read rows, some at a time, each time with the number of the first."""
         path, start, stop, _ = piece
         assert stop is not None
         indptr, indices, data = (_Array(path, name) for name in ("indptr", "indices", "data"))
-        last = indptr.read(1, start).astype(np.int64)
+        width = max(n_columns for _, n_columns in self._shapes.values())
         entry_bytes, batch_bytes = indices.dtype.itemsize + data.dtype.itemsize, self.reading.batch_bytes
         most, most_rows = max(batch_bytes // 4 // (entry_bytes + 16), 1), max(batch_bytes // 64, 1)
+        last = indptr.read(start, 1).astype(np.int64)
         for first in range(start, stop, most_rows):
             n_rows, row = min(most_rows, stop - first), 0
-            ends = np.append(last, indptr.read(n_rows).astype(np.int64))
+            ends = np.append(
+                last, indptr.read(first + 1, n_rows).astype(np.int64)
+            )  # an archive is not read backwards
             last = ends[-1:]
             if (np.diff(ends) < 0).any() or ends[0] < 0 or (ends[0] and not first):
                 raise DataError(
@@ -192,72 +191,38 @@ class NpzReader(MatrixReader):
                         f"{path}, row {first + row + 1}: expected rows of at most {format_size(batch_bytes)} under this "
                         "memory budget, found a longer one; give a larger --memory"
                     )
-                entries = indices.read(n_entries, before), data.read(n_entries, before)
-                yield Block(path, first + row, Csr(ends[row : end + 1] - before, *entries, width))
+                entries = indices.read(before, n_entries), data.read(before, n_entries)
+                yield first + row, Csr(ends[row : end + 1] - before, *entries, width)
                 row = end
 
-
-@dataclass(frozen=True)
-class NpyReader(MatrixReader):
-    """Dense matrices of NumPy's; labels are a column of each, by its number, or another ``.npy``."""
-
-    @property
-    def _column(self) -> int | None:
-        return (
-            int(self.label) if self.label.lstrip("-").isdigit() else None
-        )  # from the end where it is negative
-
-    def labels(self, path: str) -> _Array | None:
-        return _Array(self.label) if self.label and self._column is None else None
-
-    def shape(self, path: str) -> tuple[int, int]:
-        found, expected = _Array(path), "the number of a column (-1 is the last) or a .npy"
-        if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
-            layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
-            raise DataError(
-                f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
-            )
-        n_rows, n_columns = found.shape
-        refuse(
-            UsageError,
-            (
-                not self.label and self.reading.needs_label,
-                f"{path}: expected labels; give --label, {expected}",
-            ),
-            (
-                self.label and self._column is None and not os.path.isfile(self.label),
-                f"{path}: expected as --label {expected}, found {self.label!r}; check the name",
-            ),
-            (
-                self._column is not None and not -n_columns <= self._column < n_columns,
-                f"{path}: expected a column as --label, one of {n_columns:,}, found {self.label}; check the number",
-            ),
-        )
-        return n_rows, n_columns - (self._column is not None)
-
-    def rows(self, piece: Piece, width: int) -> Iterator[Block]:
-        path, start, stop, _ = piece
+    def _dense_rows(self, piece: Piece) -> Iterator[tuple[int, np.ndarray]]:
+        """Read rows, some at a time, each time with the number of the first."""
+        found, start, stop = _Array(piece.path), piece.start, piece.stop
         assert stop is not None
-        found, column = _Array(path), self._column
         n_columns = found.shape[1]
         step = max(self.reading.batch_bytes // 4 // max(n_columns * found.dtype.itemsize, 1), 1)
         for first in range(start, stop, step):
-            rows = found.read(min(step, stop - first) * n_columns, first * n_columns).reshape(-1, n_columns)
-            if column is None:
-                yield Block(path, first, rows)
-            else:
-                yield Block(path, first, np.delete(rows, column, axis=1), label=rows[:, column].copy())
+            n_rows = min(step, stop - first)
+            yield first, found.read(first * n_columns, n_rows * n_columns).reshape(n_rows, n_columns)
 
 
-def open_matrices(paths: list[str], format: str, reading: Reading, options: TableOptions) -> Source:
+def _members(path: str) -> list[str]:
+    """Return the names of the arrays of an archive."""
+    with _refusing_damage(path), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+def open_matrices(paths: list[str], sparse: bool, reading: Reading, options: TableOptions) -> Source:
     if options.label.endswith(".npy") and len(paths) > 1:
         raise UsageError(
             "--label: expected one .npy of labels for one matrix, found several matrices; join them"
         )
-    reader = (NpzReader if format == "npz" else NpyReader)(paths, options.label, reading)
+    reader = MatrixReader(paths, options.label, reading, sparse)
+    labels = reader.labels(paths[0]) if reader.pieces() else None  # once all are checked
+    has_names = labels is not None and labels.dtype.kind in "US" and not reading.of_numbers
     return Source(
         reader=reader,
         reading=reading,
-        made_from="sparse matrix" if format == "npz" else "dense array",
-        names_labels=bool(reading.class_names) or (reader.names_labels() and not reading.of_numbers),
+        made_from="sparse matrix" if sparse else "dense array",
+        names_labels=bool(reading.class_names) or has_names,
     )

@@ -55,7 +55,7 @@ def row_batches(
         encoder = TableEncoder(encoding, dtype, strings if source.grows else None, first_index, end, ignore)
     numbered = _name_numbers(source, strings) if source.names_labels else _as_numbers
     counts, kept = Counts(), [] if encoding is None else encoding.kept
-    blocks = source.reader.blocks(pieces, source.table_types, first_line)
+    blocks = source.blocks(pieces, first_line)
     for block in blocks if source.in_memory else ahead(blocks):
         if encoding is not None:
             from .table_columns import text_columns

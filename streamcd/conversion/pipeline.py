@@ -194,7 +194,7 @@ class Conversion:
             parse_task, [(parsing, task) for task in tasks], phase="parse", sizes=sizes
         )
         n_rows = sum(one.counts.n_rows for one in parsed)
-        check_rows(n_rows, source.reader.paths, source.what)
+        check_rows(n_rows, source.reader.paths)
         if weights is not None and weights.n_weights != n_rows:
             raise weights.refusal(n_rows)
         return form, parsed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from errno import EINVAL
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Rows and lines of a piece; `whole` where it ends with a row."""
+    """Rows and lines of a piece or block of text; `whole` where it ends with a row."""
 
     n_rows: int
     n_lines: int = 0
@@ -129,10 +129,8 @@ class Reader:
         """Count the rows of a piece."""
         raise NotImplementedError
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Iterator[Block]:
-        """Read some pieces, of a table the columns of `types`, a block at a time; text begins after so many lines."""
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
+        """Read a piece, of a table the columns of `types`, a block at a time; text begins after so many lines."""
         raise NotImplementedError
 
 
@@ -165,7 +163,6 @@ class Source:
     reader: Any  # a `Reader`
     reading: Reading
     made_from: str  # the manifest's name of such a source
-    what: str = "rows"  # name of the rows, in messages
     in_memory: bool = False  # this process alone can read it, and once
     total_bytes: int | None = None  # on disk; None if unknown, or if the source can be read only once
     held_bytes: int = 0  # by reading, all the time, besides blocks and batches
@@ -183,6 +180,14 @@ class Source:
         """True where features are numbered by indices in the data."""
         encoding = self.encoding
         return encoding is None or (encoding.sparse is not None and len(encoding.columns) == 1)
+
+    def blocks(self, pieces: Sequence[Piece], first_line: int) -> Generator[Block, None, None]:
+        """Read some pieces, a block at a time; the first one begins after so many lines of its file."""
+        bytes_before = 0
+        for piece in pieces:
+            for block in self.reader.blocks(piece, self.table_types, first_line):
+                yield block._replace(bytes_read=bytes_before + block.bytes_read)
+            bytes_before, first_line = bytes_before + piece.n_bytes, 0
 
 
 def open_tables(
@@ -247,15 +252,11 @@ def total_bytes(paths: Sequence[str]) -> int | None:
     return total
 
 
-class NoRows(DataError):
-    """A source without a row."""
-
-
-def check_rows(n_rows: int, paths: Sequence[str], what: str = "rows of libsvm text") -> None:
+def check_rows(n_rows: int, paths: Sequence[str]) -> None:
     """Refuse sources without a row."""
     if not n_rows:
         names = first_of([*map(display_name, paths)], 3)
-        raise NoRows(f"{names}: expected {what}, found none; check that this is the file meant")
+        raise DataError(f"{names}: expected rows, found none; check that this is the file meant")
 
 
 @contextmanager
@@ -283,7 +284,7 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
         )
         if all(found.whole for found in counted):
             break
-    check_rows(sum(found.n_rows for found in counted), reader.paths, source.what)
+    check_rows(sum(found.n_rows for found in counted), reader.paths)
     starts, row, line = [], 0, 0
     for piece, found in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
@@ -303,9 +304,10 @@ class MemoryReader(TableReader):
     batches: Iterator[tuple[Any, Any, Any]]
     paths: tuple[str, ...] = ()
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Iterator[Block]:
+    def pieces(self, n_tasks: int = 1) -> list[Piece]:
+        return [Piece("")]
+
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         expected, before = "", 0
         for content, label, weight in self.batches:
             found = "a frame"
@@ -336,7 +338,7 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     batches = _batches(data, label)
     first = next(batches, None)
     if first is None:
-        raise NoRows("expected rows, found none: there is no batch")
+        raise DataError("expected rows, found none: there is no batch")
     X, y, weight = first
     reader = MemoryReader(chain([first], batches))
     if isinstance(X, pa.RecordBatch):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import compress
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +19,7 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
-from ..dataset.arrow_columns import flat_columns, one_batch, parquet_file
+from ..dataset.arrow_columns import arrow_strings, flat_columns, one_batch, parquet_file
 from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
 from .table_columns import column_types
 
@@ -65,17 +65,11 @@ class FileReader(TableReader):
 
     def _first_rows(self, types: Mapping[str, str]) -> pa.RecordBatch | None:
         found: list[pa.RecordBatch] = []
-        with closing(self.blocks([Piece(self.paths[0])], types)) as blocks:
-            for block in blocks:
-                found.append(block.content)
-                if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
-                    break
+        for block in self.blocks(Piece(self.paths[0]), types):
+            found.append(block.content)
+            if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
+                break
         return one_batch(pa.Table.from_batches(found).slice(0, FIRST_ROWS)) if found else None
-
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Generator[Block, None, None]:
-        raise NotImplementedError
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
@@ -162,19 +156,15 @@ class ParquetReader(FileReader):
         columns = {name: batch.column(name) for batch in found for name in batch.schema.names}
         return pa.RecordBatch.from_pydict(columns) if found else None
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Generator[Block, None, None]:
-        read_before = 0
-        for piece in pieces:
-            before = sum(group.num_rows for group in self._groups(Piece(piece.path, 0, piece.start)))
-            for batch in self._batches(piece, types):
-                for name, value in self.partitions.get(piece.path, {}).items():
-                    if name in types and name not in batch.schema.names:
-                        batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
-                yield Block(piece.path, before, batch, read_before)
-                before += batch.num_rows
-            read_before += piece.n_bytes
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
+        partitions = self.partitions.get(piece.path, {})
+        before = sum(group.num_rows for group in self._groups(Piece(piece.path, 0, piece.start)))
+        for batch in self._batches(piece, types):
+            for name, value in partitions.items():
+                if name in types and name not in batch.schema.names:
+                    batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+            yield Block(piece.path, before, batch)
+            before += batch.num_rows
 
     def _batches(self, piece: Piece, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         path, present = (
@@ -206,15 +196,11 @@ class ParquetReader(FileReader):
         """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
         # runs and dictionaries may take next to none in the file
         decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
-        # one row may have all elements of lists
-        lists = [chunk.path_in_schema not in types for chunk in chunks]
-        parts = [([chunk], chunk.total_uncompressed_size) for chunk in chunks]
-        parts.append(([*compress(chunks, lists)], sum(compress(decoded, lists))))
-        for part, size in parts:
-            stored = sum(chunk.total_compressed_size for chunk in part)
-            names = " and ".join(repr(chunk.path_in_schema) for chunk in part)
+        for chunk, n_bytes in zip(chunks, decoded, strict=True):
+            is_list = chunk.path_in_schema not in types  # of which one row may have all elements
+            stored, size = chunk.total_compressed_size, n_bytes if is_list else chunk.total_uncompressed_size
             self.check_fits(
-                f"{place}: column {names}",
+                f"{place}: column {chunk.path_in_schema!r}",
                 size if size > _MOST_EXPANSION * stored else 0,
                 f"{format_size(stored)} that become {format_size(size)}",
                 "write it with smaller row groups, or ",
@@ -225,43 +211,34 @@ class ParquetReader(FileReader):
 
 
 def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
-    """Return the column chunks of a row group that belong to the columns of `types`."""
-    chunks = map(group.column, range(group.num_columns))
-    return [chunk for chunk in chunks if not types.keys().isdisjoint(_prefixes(chunk.path_in_schema))]
+    """Return the column chunks of a row group that belong to the columns of `types`, whose names may have dots."""
 
+    def belongs(chunk: Any) -> bool:
+        parts = chunk.path_in_schema.split(".")
+        return any(".".join(parts[:n]) in types for n in range(1, len(parts) + 1))
 
-def _prefixes(path: str) -> Iterator[str]:
-    """Yield the paths above a leaf, itself included; names may have dots."""
-    parts = path.split(".")
-    return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return [*filter(belongs, map(group.column, range(group.num_columns)))]
 
 
 def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, pa.Scalar]]:
     """Return the columns that folders named ``key=value`` are, between each file and its root; numbers where all are."""
     texts: dict[str, dict[str, str | None]] = {}
     for path, root in roots.items():
-        pairs = [folder.partition("=") for folder in os.path.relpath(path, root).split(os.sep)[:-1]]
+        pairs = [folder.partition("=") for folder in Path(path).relative_to(root).parts[:-1]]
         texts[path] = {
             unquote(key): None if value == _NULL_PARTITION else unquote(value)
             for key, equals, value in pairs
             if equals
         }
-    keys = {key for values in texts.values() for key in values}
-    numeric = {key for key in keys if all(_is_number(values.get(key)) for values in texts.values())}
-    kinds = {key: (float, pa.float64()) if key in numeric else (str, pa.large_string()) for key in keys}
-    return {
-        path: {
-            key: pa.scalar(None if value is None else kinds[key][0](value), kinds[key][1])
-            for key, value in values.items()
-        }
-        for path, values in texts.items()
-    }
-
-
-def _is_number(text: str | None) -> bool:
-    with suppress(ValueError):
-        return text is None or math.isfinite(float(text))
-    return False
+    found: dict[str, dict[str, pa.Scalar]] = {path: {} for path in texts}
+    for key in dict.fromkeys(key for values in texts.values() for key in values):
+        column = arrow_strings(values.get(key) for values in texts.values())
+        with suppress(pa.ArrowInvalid):
+            column = column.cast(pa.float64())
+        for (path, values), value in zip(texts.items(), column, strict=True):
+            if key in values:
+                found[path][key] = value
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -284,24 +261,19 @@ class ArrowReader(FileReader):
     def schema(self, path: str) -> pa.Schema:
         return _open_mapped(path)[1].schema
 
-    def blocks(
-        self, pieces: Sequence[Piece], types: Mapping[str, str], first_line: int = 0
-    ) -> Generator[Block, None, None]:
-        read_before = 0
-        for piece in pieces:
-            before = first_line if piece is pieces[0] else 0
-            for mapped, batch in self._checked(piece):
-                rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
-                for start in range(0, batch.num_rows, rows):
-                    part = batch.slice(start, rows)
-                    with _refusing_damage(piece.path):
-                        part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
-                    columns = flat_columns(part)
-                    columns = columns.select([name for name in types if name in columns.schema.names])
-                    yield Block(piece.path, before + start, columns, read_before)
-                    mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
-                before += batch.num_rows
-            read_before += piece.n_bytes
+    def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
+        before = first_line
+        for mapped, batch in self._checked(piece):
+            rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
+            for start in range(0, batch.num_rows, rows):
+                part = batch.slice(start, rows)
+                with _refusing_damage(piece.path):
+                    part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
+                columns = flat_columns(part)
+                columns = columns.select([name for name in types if name in columns.schema.names])
+                yield Block(piece.path, before + start, columns)
+                mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
+            before += batch.num_rows
 
     def _checked(self, piece: Piece) -> Iterator[tuple[mmap.mmap, pa.RecordBatch]]:
         """Read record batches; those that become larger than the memory when decompressed are refused.

@@ -140,7 +140,7 @@ class Scoring:
                 beside = rows_of(batch.kept, before, before + scored.source.size)
                 yield replace(scored, identity=beside.column(0))
         if part is None:
-            check_rows(counts.n_rows, source.reader.paths, source.what)
+            check_rows(counts.n_rows, source.reader.paths)
         self.ignored.add(counts)
 
     def _score(
