@@ -180,7 +180,7 @@ def test_the_first_error_of_the_source_is_told_whoever_meets_it(text_file: Path,
     (tmp_path / "empty").write_text("# nothing\n\n")
     with pytest.raises(DataError, match="expected rows, found none"):
         convert(tmp_path / "empty", tmp_path / "data", workers=2, memory=MEMORY)
-    with pytest.raises(UsageError, match="expected --workers 1 or more, found 0"):
+    with pytest.raises(UsageError, match="workers: expected 1 or more, found 0"):
         convert(text_file, tmp_path / "data", workers=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
 

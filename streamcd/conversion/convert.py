@@ -16,7 +16,7 @@ from ..core.errors import UsageError, refuse
 from ..core.files import describe_set_aside
 from ..core.memory_budget import require
 from ..core.options import Listener, takes
-from ..core.parallel import Pool, checked_workers, memory_per_worker
+from ..core.parallel import Pool, memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import indices_of
@@ -73,7 +73,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     if isinstance(asked.like, Dataset):
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
-    workers = checked_workers(asked.workers)
+    workers = asked.workers
     named = (path for path in (asked.weights, asked.like) if path is not None)
     check_place(dest, [*paths, *named], force=asked.force)
     if from_files and workers > 1 and total_bytes(paths) is None:

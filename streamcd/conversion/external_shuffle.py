@@ -322,10 +322,9 @@ class ShardPass:
     scales: Path | None = None
     part: Callable[[int], PartWriter] | None = None  # None where rows are only summed up
     means: Path | None = None  # of the features, which are subtracted before values are summed up
-    tell: Tell | None = None  # takes the rows done, if all shards are one task
 
 
-def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
+def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> list[Part]:
     """Write shards, unless they are only summed up, and leave the sums of their features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numbered, scaling = work.numbering.opened(work.shape.index_dtype), work.scaling
@@ -352,8 +351,8 @@ def pass_over(work: ShardPass, shards: Sequence[Shard]) -> list[Part]:
                 value = chunk.value if means is None else chunk.value - means[chunk.index]
                 sums.add(shard.number, chunk.index, value)
                 row += chunk.n_rows
-                if work.tell is not None:
-                    work.tell(row)
+                if tell is not None:
+                    tell(row)
             if writing is not None:
                 writing.result()
             if part is not None:

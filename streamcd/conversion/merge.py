@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError, shortened
-from ..core.files import sync_together
+from ..core.files import sync
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
 from ..core.storage import local_path
 from ..dataset.arrow_columns import read_table
@@ -158,7 +158,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     if fields.get("kept"):
         join_kept([one.file(KEPT_FILE) for one in datasets], folder / KEPT_FILE)
         fields["kept"] = file_record(folder / KEPT_FILE)
-    sync_together([folder / part.record[table] for part in parts for table in FIRST_OF_ROWS])
+    sync(*(folder / part.record[table] for part in parts for table in FIRST_OF_ROWS))
     write_dataset(folder, parts, fields)
 
 

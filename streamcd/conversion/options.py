@@ -87,7 +87,7 @@ class TableOptions(Checked):
         several = {name: _names(getattr(self, name)) for name in ("features", "drop", "category")}
         self._set(**one | several)
         self._set(label=target or self.label, target=self.target not in (None, False))
-        self._check_choices()
+        Checked.__post_init__(self)
         if self.hash is not None and not 1 <= self.hash <= 30:
             raise UsageError(f"expected --hash from 1 to 30 bits, found {self.hash}")
 
@@ -141,7 +141,7 @@ class ColumnsOptions(SharedWork):
             shard_size=parse_size(self.shard_size),
             chunk_size=parse_size(self.chunk_size),
         )
-        self._check_choices()
+        Checked.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)

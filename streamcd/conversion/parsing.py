@@ -236,7 +236,6 @@ class Parsing:
     kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task
     most_features: int | None  # with which rows are held
-    tell: Tell | None  # takes the bytes read, if the whole source is one task
 
 
 class Parsed(NamedTuple):
@@ -252,7 +251,7 @@ def changed(path: str) -> DataError:
     return DataError(f"{path}: changed while it was read; convert it again")
 
 
-def parse_task(parsing: Parsing, task: Task) -> Parsed:
+def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
     counts = Counts()
     labels = LabelCounts(None if parsing.has_targets else {})
@@ -280,8 +279,8 @@ def parse_task(parsing: Parsing, task: Task) -> Parsed:
             n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
             n_unknown += n_before - rows.n_entries
         run.append(rows, counts.is_wide)
-        if parsing.tell is not None:
-            parsing.tell(batch.bytes_read)
+        if tell is not None:
+            tell(batch.bytes_read)
     fits = parsing.most_features is None or counts.max_index < parsing.most_features
     held = run.close(hold=parsing.hold and fits)
     if kept is not None:

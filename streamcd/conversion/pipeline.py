@@ -174,7 +174,6 @@ class Conversion:
         # rows stay in memory where divisors of features fit beside them
         most_features = None if options.scale == "none" else plan.statistics_bytes // 8
         pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
-        tell = pool.tell_within("parse", "B", source.total_bytes)
         parsing = Parsing(
             form,
             source,
@@ -187,12 +186,12 @@ class Conversion:
             kept=work / "kept" if source.encoding is not None and source.encoding.kept else None,
             hold=self.pool.n_workers == 1,
             most_features=most_features,
-            tell=tell,
         )
-        sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks] if tell is None else None
-        parsed: list[Parsed] = pool.run(
-            parse_task, [(parsing, task) for task in tasks], phase="parse", sizes=sizes
-        )
+        sizes = [sum(piece.n_bytes for piece in task.pieces) for task in tasks]
+        if len(tasks) == 1:
+            sizes = [source.total_bytes or 0]
+        parsing_tasks = [(parsing, task) for task in tasks]
+        parsed: list[Parsed] = pool.run(parse_task, parsing_tasks, phase="parse", sizes=sizes, tells=True)
         n_rows = sum(one.counts.n_rows for one in parsed)
         check_rows(n_rows, source.reader.paths)
         if weights is not None and weights.n_weights != n_rows:
@@ -310,11 +309,10 @@ class Conversion:
         out = self.work / "statistics"
         shutil.rmtree(work.summing.directory, ignore_errors=True)
         work.summing.directory.mkdir()
-        tell = self.pool.tell_within(phase, "rows", work.shape.n_rows)
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
-        tasks = [(replace(work, tell=tell), group) for group in groups]
+        tasks = [(work, group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
-        parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes)
+        parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
         joining, n_features = [(work.summing, out)], [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
         return [part for group in parts for part in group], out

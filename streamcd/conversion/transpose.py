@@ -22,7 +22,7 @@ from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.memory_budget import require
 from ..core.options import Listener, takes
-from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, checked_workers, in_shares, memory_per_worker
+from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares, memory_per_worker
 from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns, write_columns
 from ..dataset.dataset import Dataset, open_dataset
@@ -72,7 +72,7 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     clear_interrupted(layout)
     if has_columns(dataset) and not asked.force:
         raise UsageError(f"{layout} exists; replace it with --force")
-    workers, listener = checked_workers(asked.workers), asked.listener or Listener()
+    workers, listener = asked.workers, asked.listener or Listener()
     plan = _make_plan(dataset, asked, workers)
     with dataset_workplace(layout, force=asked.force) as work, Pool(workers, listener, __name__) as pool:
         _transpose(dataset, plan, work, pool)
@@ -231,10 +231,9 @@ def _transpose(dataset: Dataset, plan: Plan, folder: Path, pool: Pool) -> None:
 def _run(pool: Pool, task: Callable[..., Any], work: Work, sizes: list[int]) -> list[Any]:
     """Carry out all tasks of a phase, each with the number of entries before its own."""
     phase = task.__name__.strip("_")
-    tell = pool.tell_within(phase, "entries", sum(sizes))
     before = np.cumsum([0, *sizes]).tolist()
-    tasks = [(work, number, before[number], tell) for number in range(len(sizes))]
-    return pool.run(task, tasks, phase=phase, unit="entries", sizes=sizes)
+    tasks = [(work, number, before[number]) for number in range(len(sizes))]
+    return pool.run(task, tasks, phase=phase, unit="entries", sizes=sizes, tells=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -42,24 +42,18 @@ SET_ASIDE = "replaced"
 """Name, in a directory for work, of what is being replaced where two directories cannot change places in one step."""
 
 
-def sync(path: Path) -> None:
-    """Make the bytes of a file, or the names in a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(*paths: Path) -> None:
+    """Make the bytes of files, or the names in directories, durable; several at a time share writes of the journal."""
+    if len(paths) > 1:
+        with ThreadPoolExecutor(8, thread_name_prefix="streamcd-sync") as pool:
+            list(pool.map(sync, paths))
+        return
+    descriptor = os.open(paths[0], os.O_RDONLY)
     try:
-        with file_named(path):
+        with file_named(paths[0]):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_together(paths: Sequence[Path]) -> None:
-    """Make several files or directories durable at a time, for which a file system writes its journal once or twice."""
-    if len(paths) == 1:
-        sync(paths[0])
-        return
-    with ThreadPoolExecutor(8, thread_name_prefix="streamcd-sync") as pool:
-        for done in [pool.submit(sync, path) for path in paths]:
-            done.result()
 
 
 @contextmanager
@@ -83,7 +77,7 @@ def replacing_together(paths: Sequence[Path], before: Sequence[Path] = ()) -> It
     try:
         with file_named(last):
             yield partials
-        sync_together([*before, *partials])
+        sync(*before, *partials)
         if others:
             last.unlink(missing_ok=True)
             sync(last.parent)  # its name is gone before the others get theirs
@@ -312,7 +306,8 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
     """Write a metadata file, whole or not at all, with its format and seal."""
-    write_file(path, metadata_text(kind, fields))
+    with replacing(path) as partial:
+        partial.write_bytes(metadata_text(kind, fields))
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:

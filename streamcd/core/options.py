@@ -185,6 +185,8 @@ class Option:
         Placeholder of the value in ``--help``.
     choices : tuple of str
         All its values, if it is one of a few words.
+    least : int
+        The least number that it may be.
     text : Text, optional
         Reading of the command line's text, where it is not that of the type.
     default_is : str
@@ -199,6 +201,7 @@ class Option:
     section: Section = Section.MOST_USED
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    least: int | None = None
     text: Text | None = None
     default_is: str = ""
     bare: str | None = None
@@ -260,13 +263,15 @@ class Checked:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _check_choices(self) -> None:
-        """Refuse a value that is not among an option's choices."""
+    def __post_init__(self) -> None:
+        """Refuse a value that is not among an option's choices, or too small."""
         kind: Any = type(self)
         for name, one in declared(kind).items():
-            value, choices = getattr(self, name), one.option.choices
+            value, choices, least = getattr(self, name), one.option.choices, one.option.least
             if choices and value is not None and value not in choices:
                 raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+            if least is not None and value is not None and value < least:
+                raise UsageError(f"{name}: expected {least} or more, found {value!r}")
 
 
 def as_number(value: Any) -> float:
@@ -394,5 +399,6 @@ class SharedWork(ListenerOptions, Checked):
         "Processes that share the work; `memory` bounds their sum, of which each needs 330 MB and the one that hands "
         "out the work 200 MB. The result does not depend on their number.",
         metavar="N",
+        least=1,
         section=Section.PROCESSORS,
     )

@@ -65,12 +65,12 @@ class Threads:
         ends = [n_items * part // n_parts for part in range(n_parts + 1)]
         self.run([partial(work, slice(start, stop)) for start, stop in itertools.pairwise(ends)])
 
-    def run(self, calls: Sequence[Callable[[], object]], n_operations: int = 1 << 62) -> None:
+    def run(self, calls: Sequence[Callable[[], object]], n_operations: int | None = None) -> None:
         """Make calls, at most `count` at a time, and return when all are done; raises one of their errors.
 
         Each thread, the caller's among them, takes the next call as soon as it is free; there is one for each of `parts`.
         """
-        n_threads = min(self.parts(n_operations), len(calls))
+        n_threads = min(self.count if n_operations is None else self.parts(n_operations), len(calls))
         if n_threads < 2:
             for call in calls:
                 call()
@@ -189,12 +189,6 @@ Tell = Callable[[int], None]
 """Report of the amount of work done."""
 
 
-def checked_workers(workers: int) -> int:
-    if workers < 1:
-        raise UsageError(f"expected --workers 1 or more, found {workers}")
-    return workers
-
-
 def memory_per_worker(
     budget: int,
     workers: int,
@@ -220,6 +214,8 @@ class Pool:
     """
 
     def __init__(self, n_workers: int, listener: Listener, module: str = __name__) -> None:
+        if n_workers < 1:
+            raise UsageError(f"workers: expected 1 or more, found {n_workers}")
         self.n_workers, self.listener = n_workers, listener
         self._workers: dict[Connection, BaseProcess] = {}
         try:
@@ -262,12 +258,6 @@ class Pool:
         for process in started:
             process.join(timeout=5.0)
 
-    def tell_within(self, phase: str, unit: str, total: int | None) -> Tell | None:
-        """Return a function by which a task of this process reports its progress; None if `run` reports the end of each."""
-        if self._workers:
-            return None
-        return lambda done: self.listener.progress(Progress(phase, done, total, unit))
-
     def run(
         self,
         function: Callable[..., Any],
@@ -275,47 +265,50 @@ class Pool:
         *,
         phase: str = "",
         unit: str = "B",
-        sizes: Sequence[int] | None = None,
+        sizes: Sequence[int] = (),
+        tells: bool = False,
     ) -> list[Any]:
         """Carry out ``function(*arguments)`` for every task, begun in order; returns the results in that order.
 
         `function` belongs to a module, so that workers can import it. `sizes` are the tasks' shares of the progress, in
-        `unit`; without them none is reported. Raises the error of the first failed task, in order, and
-        `EnvironmentFailure` if a worker died.
+        `unit`; without them none is reported. With `tells` a last argument takes the amount done, or is None where the end
+        of each task is reported. Raises the error of the first failed task, in order, and `EnvironmentFailure` if a worker
+        died.
         """
-        if not self._workers:
-            results = []
-            for arguments in tasks:
-                results.append(function(*arguments))
-                self._tell(phase, unit, sizes, range(len(results)))
-            return_heap()
-            return results
-        waiting, idle, at_work = deque(enumerate(tasks)), list(self._workers), dict[Connection, int]()
+        total = sum(sizes) or None
+
+        def tell(done: int) -> None:
+            self.listener.progress(Progress(phase, done, total, unit))
+
         done, errors = dict[int, Any](), dict[int, Exception]()
+        for number, arguments in enumerate(() if self._workers else tasks):
+            done[number] = function(*arguments, *([tell] if tells else []))
+            if sizes and not tells:
+                tell(sum(sizes[: number + 1]))
+        waiting, idle = deque(enumerate(tasks if self._workers else ())), list(self._workers)
+        at_work = dict[Connection, int]()
         while at_work or waiting:
             while waiting and idle:
                 number, arguments = waiting.popleft()
                 at_work[worker := idle.pop()] = number
                 with self._answering(worker):
-                    worker.send((function, arguments))
+                    worker.send((function, (*arguments, None) if tells else arguments))
             ready = multiprocessing.connection.wait(at_work)
             for worker in [one for one in self._workers if one in ready]:
                 with self._answering(worker):
                     result, error = worker.recv()
                 idle.append(worker)
-                if error is None:
-                    done[at_work.pop(worker)] = result
-                    self._tell(phase, unit, sizes, done)
-                else:
+                if error is not None:
                     errors[at_work.pop(worker)] = error
                     waiting.clear()  # all before it have begun
+                    continue
+                done[at_work.pop(worker)] = result
+                if sizes:
+                    tell(sum(sizes[number] for number in done))
         if errors:
             raise errors[min(errors)]
+        return_heap()
         return [done[number] for number in range(len(tasks))]
-
-    def _tell(self, phase: str, unit: str, sizes: Sequence[int] | None, done: Iterable[int]) -> None:
-        if sizes is not None:
-            self.listener.progress(Progress(phase, sum(sizes[number] for number in done), sum(sizes), unit))
 
     @contextmanager
     def _answering(self, worker: Connection) -> Iterator[None]:

@@ -239,7 +239,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def location(path: str | os.PathLike[str]) -> Location:
     """The path or URL that is meant."""
-    if isinstance(path, Url):
+    if isinstance(path, Path | Url):
         return path
     text = os.fspath(path)
     if is_url(text):

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import DatasetError
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener
-from ..core.parallel import Pool, checked_workers, memory_per_worker
+from ..core.parallel import Pool, memory_per_worker
 from ..kernels import primitives
 from . import schema
 from .arrow_columns import file_checksum, read_tables
@@ -59,7 +59,7 @@ def verify(
     in any order, and for different ones with probability 2⁻¹²⁸.
     """
     budget = None if memory is None else parse_size(memory)
-    with Pool(checked_workers(workers), listener or Listener(), __name__) as pool:
+    with Pool(workers, listener or Listener(), __name__) as pool:
         problems, parts = _check(dataset, pool, budget, "verify")
         if schema.manifest_fingerprint(dataset.manifest) != dataset.fingerprint:
             problems.append(f"{dataset.path / 'manifest.json'}: the fingerprint is not that of its content")

@@ -16,7 +16,7 @@ from ..conversion.sources import LEAST_DECODER_BYTES, Reading, Source, is_files,
 from ..core.errors import ModelError
 from ..core.memory_budget import RESERVED_BYTES, parse_size, require
 from ..core.options import Listener, SharedWork
-from ..core.parallel import available_cores, checked_workers, memory_per_worker
+from ..core.parallel import available_cores, memory_per_worker
 from ..core.storage import REMOTE_BYTES, is_url, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import Scaling, indices_of
@@ -265,7 +265,7 @@ def _check_base(dataset: Dataset, model: Model) -> None:
 
 def _usable_workers(data: Data, means: Means) -> int:
     """Return the number of workers that can read the data: one, where it can be read but once."""
-    if checked_workers(means.workers) == 1 or not reads_once(data):
+    if means.workers == 1 or not reads_once(data):
         return means.workers
     means.listener.warning(
         "blocks, standard input, pipes and servers without ranges are read by one process: continuing with --workers 1"

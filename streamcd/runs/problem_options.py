@@ -345,7 +345,7 @@ class ProblemOptions(_LossParameters, Checked):
                 "a number above 0 and below 2",
             ),
         )
-        self._check_choices()
+        super().__post_init__()
         self._set(**self._parameters())
         check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
         if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):

@@ -11,7 +11,6 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener, Progress
-from ..core.parallel import checked_workers
 from ..core.storage import local_path, location
 from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
@@ -27,7 +26,6 @@ from .previous_run import data_problems
 
 def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -> tuple[list[str], str]:
     """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
-    checked_workers(workers)
     place = location(path)
     if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
         folder = local_path(place, "a run or a model")

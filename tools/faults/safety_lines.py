@@ -9,7 +9,7 @@ TABLE = r"""
 # Contents and names are durable before what promises them has its name.
 core/files.py
     os.fsync(descriptor) ~ durable[train]
-    sync_together([*before, *partials]) ~ durable[predict]
+    sync(*before, *partials) ~ durable[predict]
     sync(last.parent)  # the others have theirs before it has its own ~ durable[a model over another]
     sync(last.parent)  # all have them for good ~ durable[predict]
     sync(path.parent) @ put_directory ~ durable[convert]
