@@ -342,7 +342,7 @@ def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path
         ({"n_features": 0}, "expected --n-features from 1"),
         ({"compact": True, "n_features": 3}, "exclude each other"),
         ({"compression": "gzip"}, "compression: expected one of auto, none, lz4, zstd"),
-        ({"workers": 0}, "expected --workers 1 or more, found 0"),
+        ({"workers": 0}, "workers: expected 1 or more, found 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
