@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -168,10 +169,13 @@ class Dataset(ChunkedTable):
 
     def read_in_source_order(self, *columns: str) -> list[np.ndarray]:
         """Read columns of all rows, as `read_rows`, in the order of the source."""
-        parts = [self.read_rows(chunk, ("source", *columns)) for chunk in range(self.n_chunks)]
-        source, *arrays = (np.concatenate(some) for some in zip(*parts, strict=True))
+        source, *arrays = self._all_rows("source", *columns)
         order = np.argsort(source)
         return [array[order] for array in arrays]
+
+    def _all_rows(self, *columns: str) -> list[np.ndarray]:
+        parts = [self.read_rows(chunk, columns) for chunk in range(self.n_chunks)]
+        return [np.concatenate(some) for some in zip(*parts, strict=True)]
 
     def labels(self, memory: int | str | None = None) -> np.ndarray:
         """Read the labels of all rows, in the order of the source: names, integers or decimal numbers.
@@ -184,9 +188,8 @@ class Dataset(ChunkedTable):
         (8000,)
         """
         listed = self.class_labels()
-        n_bytes = 40 + (
-            8 if listed is None else np.array(listed).itemsize
-        )  # stored and given, in both orders
+        # stored and given, in both orders
+        n_bytes = 40 + (8 if listed is None else np.array(listed).itemsize)
         self._require_room(memory, "the labels", self.n_rows * n_bytes)
         return self.source_labels(*self.read_in_source_order("label"))
 
@@ -246,17 +249,16 @@ class Dataset(ChunkedTable):
 
         n_bytes = self.n_entries * self.entry_bytes + self.n_rows * _ROW_BYTES
         self._require_room(memory, "SciPy's matrix", int(n_bytes))
-        parts = [self.read_rows(chunk, ("source", "label", "n_entries")) for chunk in range(self.n_chunks)]
-        source, label, n_entries = (np.concatenate(some) for some in zip(*parts, strict=True))
+        source, label, n_entries = self._all_rows("source", "label", "n_entries")
         order = np.argsort(source)
-        indptr, rank = starts_of(n_entries[order]), np.empty(order.size, np.int64)
-        rank[order] = np.arange(order.size)
+        indptr = starts_of(n_entries[order])
+        start = indptr[np.argsort(order)]  # of each row's entries there
         feature, value = (np.empty(self.n_entries, dtype) for dtype in (self.index_dtype, self.value_dtype))
         # chunk by chunk, so that only one copy of the entries is in memory
-        for chunk, ranks in enumerate(np.split(rank, self.row_start[1:-1])):
-            counts = parts[chunk][2]
-            shift = indptr[ranks] - starts_of(counts)[:-1]
-            target = np.arange(counts.sum()) + np.repeat(shift, counts)
+        for chunk, (first, stop) in enumerate(pairwise(self.row_start)):
+            counts = n_entries[first:stop]
+            target = np.repeat(start[first:stop] - starts_of(counts)[:-1], counts)
+            target += np.arange(target.size)
             feature[target], value[target] = self.read_entries(chunk)
         if feature.dtype == np.int32 and self.n_entries < 2**31:
             indptr = indptr.astype(np.int32)  # the type of the indices, or SciPy converts one of them

@@ -25,10 +25,6 @@ BAD_FEATURE_RATIO = 100.0
 """Bound on the ratio of the root mean squares of two features' entries. Raw counts of words come closest among
 what was measured, with 22; features in different units, such as dollars and shares, differ by thousands."""
 
-MANY_FRACTIONS = 20
-"""Number of labels above which numbers with fractions are a target: ratings by halves have fewer, versions and codes are
-names."""
-
 COMMON_SHARE = 0.01
 """Share of the rows in which a feature must occur to be compared: in rows of unit norm rare words differ by a factor of 600,
 which is harmless."""
@@ -64,21 +60,6 @@ def _read_name(dataset: Dataset, feature: int) -> str:
             return f"feature {table['index'][place]}" if name is None else name
         break
     raise DatasetError(f"{path}: expected feature {feature}, found none")
-
-
-def labels_of_a_target(dataset: Dataset, most: int = MANY_FRACTIONS) -> str | None:
-    """Describe labels that are numbers to predict, taken as classes: with fractions, more than `most`; None for others."""
-    labels = None if dataset.class_names is not None else dataset.classes
-    if labels is None or labels.size <= most:
-        return None
-    fractions = labels[labels != np.floor(labels)]
-    return f"{labels.size:,} different numbers such as {fractions[0]:.6g}" if fractions.size else None
-
-
-TARGET_ADVICE = (
-    "convert with --target to predict numbers; if they are classes, write them as whole numbers or names"
-)
-"""What to do about such labels."""
 
 
 def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: bool) -> bool:

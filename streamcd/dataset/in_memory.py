@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,10 +62,13 @@ class InMemoryDataset(_Arrays, Dataset):
         weight: np.ndarray | None = None,
     ) -> None:
         self.rows, (indptr, feature, value) = rows, rows
+        self._columns: Columns | None = None
         sizes = indptr * (feature.itemsize + value.itemsize) + _ITEM_BYTES * np.arange(label.size + 1)
         row_start = _cut(sizes)
         ends = {"min": float(label.min()), "max": float(label.max())} if n_classes is None else None
-        manifest = _manifest(label.size, feature, value) | {
+        manifest, table = _form(feature, value, row_start, indptr[row_start])
+        manifest |= {
+            "n_rows": label.size,
             "n_features": n_features,
             "classes": None if n_classes is None else np.arange(n_classes, dtype=np.float64),
             "class_counts": None if n_classes is None else np.bincount(label, minlength=n_classes),
@@ -86,9 +88,7 @@ class InMemoryDataset(_Arrays, Dataset):
             },
             "entries": {"feature": feature, "value": value},
         }
-        super().__init__(
-            _NOWHERE, manifest, _chunk_table(row_start, indptr[row_start]) | {"n_rows": np.diff(row_start)}
-        )
+        super().__init__(_NOWHERE, manifest, table | {"n_rows": np.diff(row_start)})
 
     def renumber(self, source: np.ndarray) -> None:
         """Give the rows other numbers in the source, by which they are assigned to folds."""
@@ -96,11 +96,9 @@ class InMemoryDataset(_Arrays, Dataset):
 
     def open_columns(self) -> Columns:
         """Return the column layout, which the first call makes."""
+        if self._columns is None:
+            self._columns = _InMemoryColumns(self)
         return self._columns
-
-    @cached_property
-    def _columns(self) -> Columns:
-        return _InMemoryColumns(self)
 
     def read_features(
         self, columns: Sequence[str] | None = None, *, start: int = 0
@@ -139,11 +137,9 @@ class _InMemoryColumns(_Arrays, Columns):
         row = columns.indices.astype(dataset.row_dtype, copy=False)
         sizes = starts * (row.itemsize + value.itemsize) + _ITEM_BYTES * np.arange(occurs.size + 1)
         item_start = _cut(sizes)
-        manifest = _manifest(occurs.size, row, value) | {
-            "n_features": occurs.size,
-            "row_dtype": row.dtype.name,
-        }
-        table = _chunk_table(item_start, starts[item_start]) | {
+        manifest, table = _form(row, value, item_start, starts[item_start])
+        manifest |= {"n_features": occurs.size, "row_dtype": row.dtype.name}
+        table |= {
             "first_feature": occurs[item_start[:-1]],
             "n_features": np.diff(item_start),
             "piece": np.zeros(item_start.size - 1, dtype=np.int64),
@@ -240,18 +236,15 @@ def _cut(sizes: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate([[0], cuts, [sizes.size - 1]]))
 
 
-def _manifest(n_rows: int, index: np.ndarray, value: np.ndarray) -> dict[str, Any]:
-    """Return the manifest fields common to both layouts; no files are listed."""
-    return {
+def _form(
+    index: np.ndarray, value: np.ndarray, item_start: np.ndarray, entry_start: np.ndarray
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what both layouts have in the manifest, without files, and in the chunk table, without checksums."""
+    manifest = {
         "fingerprint": "",
-        "n_rows": n_rows,
         "n_entries": value.size,
         "index_dtype": index.dtype.name,
         "value_dtype": value.dtype.name,
         "parts": [{}],
     }
-
-
-def _chunk_table(item_start: np.ndarray, entry_start: np.ndarray) -> dict[str, np.ndarray]:
-    """Return columns that ``chunks.parquet`` has on disk, of both layouts; no checksums."""
-    return {"part": np.zeros(item_start.size - 1, dtype=np.int32), "n_entries": np.diff(entry_start)}
+    return manifest, {"part": np.zeros(item_start.size - 1, np.int32), "n_entries": np.diff(entry_start)}

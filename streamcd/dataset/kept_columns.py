@@ -72,31 +72,30 @@ class KeptWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer: pq.ParquetWriter | None = None
-        self._waiting: list[pa.Table] = []
+        self._writer: Any = None
+        self._waiting: Any = None
 
     def append(self, batch: Any) -> None:
         """Take the columns of an Arrow record batch."""
-        columns = [_plain(column) for column in batch.columns]
+        table = pa.table([_plain(column) for column in batch.columns], names=batch.schema.names)
         if self._writer is None:
-            schema = pa.table(columns, names=batch.schema.names).schema
-            self._writer = pq.ParquetWriter(self._path, schema, compression="zstd", write_page_checksum=True)
-        fields = list(zip(columns, self._writer.schema, strict=True))
+            self._writer = pq.ParquetWriter(
+                self._path, table.schema, compression="zstd", write_page_checksum=True
+            )
+            self._waiting = table.slice(0, 0)
+        fields = zip(table.columns, self._writer.schema, strict=True)
         columns = [_as_first(column, field.type, repr(field.name)) for column, field in fields]
-        self._waiting.append(pa.table(columns, schema=self._writer.schema))
-        while sum(table.num_rows for table in self._waiting) >= _GROUP_ROWS:
-            self._write(self._writer)
-
-    def _write(self, writer: pq.ParquetWriter) -> None:
-        waiting = pa.concat_tables(self._waiting)
-        writer.write_table(waiting.slice(0, _GROUP_ROWS), _GROUP_ROWS)
-        self._waiting = [waiting.slice(_GROUP_ROWS)]
+        waiting = pa.concat_tables([self._waiting, pa.table(columns, schema=self._writer.schema)])
+        n_rows = waiting.num_rows - waiting.num_rows % _GROUP_ROWS
+        if n_rows:
+            self._writer.write_table(waiting.slice(0, n_rows), _GROUP_ROWS)
+        self._waiting = waiting.slice(n_rows)
 
     def close(self) -> None:
         """Write what waits, and close the file; without rows there is none."""
         if self._writer is not None:
-            if any(table.num_rows for table in self._waiting):
-                self._write(self._writer)
+            if self._waiting.num_rows:
+                self._writer.write_table(self._waiting, _GROUP_ROWS)
             self._writer.close()
 
 

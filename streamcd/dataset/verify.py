@@ -124,10 +124,6 @@ def _check_part(table: Dataset | Columns, part: int) -> _Part:
     return found
 
 
-def _outside(numbers: np.ndarray, stop: int) -> bool:
-    return bool(numbers.size and (numbers.min() < 0 or numbers.max() >= stop))
-
-
 def _row_problems(dataset: Dataset, chunk: int, found: _Part) -> Iterator[tuple[str, Any]]:
     """Check a chunk of rows; yields what may be wrong, and whether it is."""
     names = ("row", "source", "label", "weight", "n_entries")
@@ -142,7 +138,8 @@ def _row_problems(dataset: Dataset, chunk: int, found: _Part) -> Iterator[tuple[
     yield "the entries' column 'row' does not follow the rows table", counts and not follows
     descends = np.diff(feature)[row[1:] == row[:-1]] <= 0
     yield "features not in ascending order within a row", follows and descends.any()
-    yield f"a feature outside 0 … {dataset.n_features - 1}", _outside(feature, dataset.n_features)
+    outside = feature.min(initial=0) < 0 or feature.max(initial=-1) >= dataset.n_features
+    yield f"a feature outside 0 … {dataset.n_features - 1}", outside
     yield "a value that is not finite", not np.isfinite(value).all()
     yield "a label that is not finite", not np.isfinite(label).all()
     yield "a weight that is negative or not finite", not ((weight >= 0) & np.isfinite(weight)).all()
@@ -165,7 +162,8 @@ def _column_problems(columns: Columns, chunk: int, found: _Part) -> Iterator[tup
     if not lists:
         return
     yield "begins with another feature than the chunk table's", listed[0] != columns.first_feature[chunk]
-    yield f"a row outside 0 … {columns.dataset.n_rows - 1}", _outside(row, columns.dataset.n_rows)
+    outside = row.min() < 0 or row.max() >= columns.dataset.n_rows
+    yield f"a row outside 0 … {columns.dataset.n_rows - 1}", outside
     ascends = (np.diff(feature) > 0) | ((np.diff(feature) == 0) & (np.diff(row) > 0))
     is_behind = found.keys[-1:] >= [(feature[0], row[0])]
     yield "entries not in ascending order of feature, then row", is_behind or not ascends.all()

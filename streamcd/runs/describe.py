@@ -50,9 +50,10 @@ def _unfinished(dataset: Location) -> list[str]:
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Describe a dataset: as `Dataset.info`, with the names of features, advice, and what a training would choose."""
     from ..dataset.column_layout import has_columns, open_columns
-    from ..dataset.diagnostics import TARGET_ADVICE, advice, feature_rms, labels_of_a_target
+    from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
+    from .labels import labels_of_a_target
     from .options import TrainOptions
 
     bias, bias_because = bias_by_source(dataset)
@@ -64,7 +65,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
     elif numbers := labels_of_a_target(dataset, most=2):
-        notes.append(f"the labels are {numbers}: {TARGET_ADVICE}")
+        notes.append(f"the labels are {numbers}")
     elif n_labels > 20 and 2 * n_labels > dataset.n_rows:  # a key, or numbers to predict
         notes.append(
             f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the column or file of "

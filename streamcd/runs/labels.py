@@ -13,13 +13,30 @@ if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
 
 
+_MANY_FRACTIONS = 20
+"""Number of labels above which numbers with fractions are a target: ratings by halves have fewer, versions and codes are
+names."""
+
+
+def labels_of_a_target(dataset: Dataset, most: int = _MANY_FRACTIONS) -> str | None:
+    """Describe labels that are numbers to predict, taken as classes: with fractions, more than `most`; None for others."""
+    labels = None if dataset.class_names is not None else dataset.classes
+    if labels is None or labels.size <= most:
+        return None
+    fractions = labels[labels % 1.0 != 0.0]
+    if not fractions.size:
+        return None
+    return (
+        f"{labels.size:,} different numbers such as {fractions[0]:.6g}; convert with --target to predict numbers; if they "
+        "are classes, write them as whole numbers or names"
+    )
+
+
 def check_labels(loss: str, dataset: Dataset) -> None:
     """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
-    # with arrays, which declarations do without
-    from ..dataset.diagnostics import TARGET_ADVICE, labels_of_a_target
-    from ..dataset.schema import MAX_CLASSES
+    from ..dataset.schema import MAX_CLASSES  # with arrays, which declarations do without
 
-    where, classes, names = dataset.path, dataset.classes, dataset.class_names
+    where = dataset.path
     if LOSSES[loss].has_targets:
         wrong = (
             f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
@@ -28,8 +45,7 @@ def check_labels(loss: str, dataset: Dataset) -> None:
         return
     for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
     expected = f"{where}: expected classes for the loss {loss}, found"
-    numbers, labels = labels_of_a_target(dataset), [] if classes is None else classes.tolist()
-    labels = labels if names is None else [names[int(number)] for number in labels]
+    numbers, labels = labels_of_a_target(dataset), dataset.class_labels()
     refuse(
         UsageError,
         (
@@ -37,11 +53,11 @@ def check_labels(loss: str, dataset: Dataset) -> None:
             f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target",
         ),
         (
-            classes is None,
+            labels is None,
             f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target",
         ),
-        (numbers, f"{expected} {numbers}; {TARGET_ADVICE}"),
-        (len(labels) == 1, f"{where}: expected at least two classes, found {str(labels[:1])[1:-1]} alone"),
+        (numbers, f"{expected} {numbers}"),
+        (len(labels or ()) == 1, f"{where}: expected at least two classes, found {str(labels)[1:-1]} alone"),
     )
 
 
