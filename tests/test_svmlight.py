@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamcd
-from streamcd.conversion.byte_sources import expand, read_blocks
+from streamcd.conversion.byte_sources import expand
 from streamcd.conversion.libsvm import iterate_batches, write_rows
 from streamcd.conversion.sources import Piece, Reading, check_rows
 from streamcd.core.errors import DataError, UsageError
@@ -476,10 +476,10 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_bytes(TEXT * 10)
     before = set(threading.enumerate())
-    blocks = read_blocks([Piece(str(tmp_path / "a"))], Reading(block_bytes=1000))
-    next(blocks)
+    batches = iterate_batches([Piece(str(tmp_path / "a"))], Reading(block_bytes=1000))
+    next(batches)
     assert set(threading.enumerate()) - before
-    blocks.close()
+    batches.close()
     assert not set(threading.enumerate()) - before
 
 

@@ -437,7 +437,7 @@ def test_damaged_and_compressed_parquet_is_refused(tmp_path: Path) -> None:
         streamcd.convert(tmp_path / "t.parquet", tmp_path / "out", label="y")
 
     (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(b"PAR1" + bytes(50)))
-    with pytest.raises(StreamcdError, match=r"expected a plain parquet file .* decompress"):
+    with pytest.raises(StreamcdError, match=r"expected a plain file where it holds parquet.* decompress"):
         streamcd.convert(tmp_path / "t.parquet.gz", tmp_path / "out", label="y")
 
 

@@ -234,18 +234,14 @@ def _decompressed(raw: _Input, name: str, memory_bytes: int) -> Any:
 
 @dataclass(frozen=True)
 class ByteBlock:
-    """Lines of one source: ``buffer[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
+    """Lines of one source: ``text[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
 
-    buffer: bytearray  # reused after the next block but one is requested
+    text: np.ndarray  # reused after the next block but one is requested
     start: int
     stop: int
     name: str  # of the source, in messages
     first: bool  # of its source
     bytes_read: int  # of all sources so far; compressed where they are
-
-    def as_array(self) -> np.ndarray:
-        """The buffer as bytes, padding included, without a copy."""
-        return np.frombuffer(self.buffer, dtype=np.uint8)
 
 
 def last_line_end(buffer: bytearray, size: int) -> int:
@@ -259,15 +255,8 @@ def read_blocks(
     """Read pieces one after another in blocks of whole lines; an empty source gives one empty block.
 
     Three blocks are in memory, besides what decompression takes; a block may grow for a line, and a decoder of xz take
-    memory, as far as `reading` allows. `last_end` finds the ends of lines, or of records.
+    memory, as far as `reading` allows. `last_end` finds the ends of lines, or of records. Buffers are used in turn.
     """
-    return ahead(_blocks(pieces, reading, last_end))
-
-
-def _blocks(
-    pieces: Sequence[Piece], reading: Reading, last_end: Callable[[bytearray, int], int]
-) -> Generator[ByteBlock, None, None]:
-    """Read blocks of lines into buffers that are used in turn."""
     block_bytes, most = reading.block_bytes, reading.max_line_bytes
     bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
     for piece in pieces:
@@ -301,7 +290,8 @@ def _blocks(
                     stop = size
                 tail = bytes(memoryview(buffer)[stop:size])
                 start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-                yield ByteBlock(buffer, start, stop, name, first, bytes_before + raw.n_bytes)
+                text = np.frombuffer(buffer, np.uint8)
+                yield ByteBlock(text, start, stop, name, first, bytes_before + raw.n_bytes)
                 first = False
             bytes_before += raw.n_bytes
 
@@ -337,7 +327,7 @@ class TextReader(Reader):
     def count(self, piece: Piece) -> Counted:
         n_rows = n_lines = 0
         whole = True
-        with closing(read_blocks([piece], self.reading, self.last_end)) as blocks:
+        with closing(ahead(read_blocks([piece], self.reading, self.last_end))) as blocks:
             for block in blocks:
                 rows, lines, whole = self.count_lines(block)
                 n_rows, n_lines = n_rows + rows, n_lines + lines

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from csv import Error as RecordError
-from csv import reader as records
+from csv import reader as csv_reader
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from ..core.errors import DataError, refuse
+from ..core.parallel import ahead
 from ..dataset.arrow_columns import one_batch
 from .byte_sources import ByteBlock, TextReader, read_blocks, read_head
 from .sources import (
@@ -65,9 +66,8 @@ class CsvReader(TextReader, TableReader):
     last_end = staticmethod(_last_record_end)
 
     def count_lines(self, block: ByteBlock) -> Counted:
-        text = block.as_array()[block.start : block.stop]
-        starts, newlines, end = record_starts(text)
-        return Counted(max(starts.size - block.first, 0), newlines.size, end == text.size)
+        starts, newlines, end = record_starts(block.text[block.start : block.stop])
+        return Counted(max(starts.size - block.first, 0), newlines.size, end == block.stop - block.start)
 
     def renamed(self) -> dict[str, str]:
         names, header, _ = self._header(self.paths[0])
@@ -111,13 +111,12 @@ class CsvReader(TextReader, TableReader):
         if path in self._headers:
             return self._headers[path]
         text = self._sample(path)
-        starts, _, end = record_starts(np.frombuffer(text + b"\n", np.uint8))
-        end = min(end, len(text)) or len(text)
-        first, stop = (int(starts[k]) if starts.size > k else other for k, other in enumerate((0, end)))
+        starts = record_starts(np.frombuffer(text + b"\n", np.uint8))[0].tolist() or [0]
+        first, stop = [*starts, len(text)][:2]
         line = text[first:stop].removeprefix(b"\xef\xbb\xbf")
         found: list[str] = []
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
-            found = next(records([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True))
+            found = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True))
         refuse(
             DataError,
             (
@@ -141,17 +140,18 @@ class CsvReader(TextReader, TableReader):
             for name, kind in types.items()
         }
         names, _, header_end = self._header(piece.path)
-        chosen, line = [name for name in arrow if name in names], first_line
-        with closing(read_blocks([piece], self.reading, self.last_end)) as texts:
+        known, line = set(names), first_line
+        chosen = [name for name in arrow if name in known]
+        with closing(ahead(read_blocks([piece], self.reading, self.last_end))) as texts:
             for text in texts:
                 start = header_end if text.first else text.start
-                view = memoryview(text.buffer)[start : text.stop]
-                line += int(np.count_nonzero(text.as_array()[text.start : start] == 0x0A))
-                starts, newlines, _ = record_starts(np.frombuffer(view, np.uint8))
+                records = text.text[start : text.stop]
+                line += int(np.count_nonzero(text.text[text.start : start] == 0x0A))
+                starts, newlines, _ = record_starts(records)
                 if starts.size:
                     lines, row = line + 1 + np.searchsorted(newlines, starts), 0
                     block = Block(text.name, 0, None, text.bytes_read, lines=lines)
-                    for batch in self._read(view, names, chosen, arrow, block).to_batches(MOST_BATCH_ROWS):
+                    for batch in self._read(records, names, chosen, arrow, block).to_batches(MOST_BATCH_ROWS):
                         yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
                         row += batch.num_rows
                 line += newlines.size

@@ -14,7 +14,7 @@ from .byte_sources import is_compressed, read_head
 from .options import TableOptions
 from .sources import LIBSVM, STANDARD_INPUT, Reading, Source, display_name, open_tables, total_bytes
 
-_TABLES, _REMOTE = ("csv", "parquet", "arrow"), ("libsvm", "csv", "parquet")
+_TABLES, _TEXT = ("csv", "parquet", "arrow"), ("libsvm", "csv")
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -102,30 +102,27 @@ def open_source(
     return replace(source, total_bytes=total_bytes(paths))
 
 
+def _is_plain(path: str, format: str) -> bool:
+    """Check if a file can be read at any place."""
+    if is_url(path) and format != "parquet":
+        return False
+    return total_bytes([path]) is not None and not is_compressed(path)
+
+
 def _check(paths: list[str], format: str, reading: Reading, options: TableOptions) -> None:
     """Refuse what a format cannot be read from, or with."""
     name, said = display_name(paths[0]), LIBSVM if format == "libsvm" else format
     is_table, encoding = format in _TABLES, reading.encoding
-    url = next(filter(is_url, paths), "") if format not in _REMOTE else ""
     given = [option for option in options.given if format == "libsvm" or option != options.label_flag]
     strings = [] if encoding is None else encoding.string_columns
-    seekable = format not in ("parquet", "arrow") or url
-    odd = [path for path in paths if not seekable and (total_bytes([path]) is None or is_compressed(path))]
+    odd = [path for path in paths if format not in _TEXT and not _is_plain(path, format)]
     refuse(
         UsageError,
         (
-            STANDARD_INPUT in paths and format not in ("libsvm", "csv"),
-            f"expected text on standard input, found {format}; name a file",
-        ),
-        (
-            url,
-            f"{url}: expected a file on disk where it holds {format}, found a URL (text, CSV and Parquet are read from "
-            "there); download it first",
-        ),
-        (
             odd,
-            f"{''.join(odd[:1])}: expected a plain {format} file that can be read at any place, found another; decompress "
-            "or download it first",
+            f"{display_name(''.join(odd[:1]))}: expected a plain file where it holds {format}, on a disk"
+            f"{' or a server that gives ranges' if format == 'parquet' else ''}, found another; decompress or download "
+            "it first",
         ),
         (
             given and not is_table and not encoding,
@@ -161,8 +158,7 @@ def _open_tables(
         if format == "parquet":
             reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
     name = display_name(paths[0])
-    first = reader.first_rows() if reading.encoding is None else None
-    source = open_tables(reader, reader.schema(paths[0]), first, reading, options, name)
+    source = open_tables(reader, reading, options, name)
     wanted = source.table_types.keys() & column_types(reader.schema(paths[0]), name).keys()
     for path in paths[1:]:
         columns = column_types(reader.schema(path), path)

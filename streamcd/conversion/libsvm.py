@@ -7,7 +7,7 @@ before they are cast to the dtype asked for. `iterate_batches` documents the tex
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ..core.errors import DataError, shortened
-from ..core.parallel import AHEAD
+from ..core.parallel import AHEAD, ahead
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, TextReader, expand, read_blocks
@@ -31,12 +31,12 @@ class LibsvmReader(TextReader):
     """Reader of libsvm text."""
 
     def count_lines(self, block: ByteBlock) -> Counted:
-        return Counted(*kernels.count_lines(block.as_array(), block.start, block.stop))
+        return Counted(*kernels.count_lines(block.text, block.start, block.stop))
 
 
 def iterate_batches(
     pieces: Sequence[Piece], reading: Reading, first_row: int = 0, first_line: int = 0
-) -> Iterator[RowBatch]:
+) -> Generator[RowBatch, None, None]:
     """Parse libsvm text: consecutive pieces, after so many rows of the input, and lines of the first file.
 
     Taken: LF or CRLF; blank lines; comments after ``#``; rows without entries; any number of spaces and tabs; a last
@@ -47,21 +47,20 @@ def iterate_batches(
     """
     counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
     value_dtype = np.dtype(reading.value_dtype)
-    allowed = kernels.Allowed(
-        reading.index_base or 0, reading.width_end, reading.ignore_beyond, reading.needs_label
-    )
-    with closing(read_blocks(pieces, reading)) as blocks:
+    bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
+    allowed = kernels.Allowed(*bounds, reading.needs_label)
+    with closing(ahead(read_blocks(pieces, reading))) as blocks:
         for block in blocks:
             n_bytes = max(block.stop - block.start, reading.block_bytes)
             if not rooms or n_bytes > 4 * rooms[0].feature.size:
                 rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
-            text, state = block.as_array(), np.zeros(kernels.N_STATE, np.int64)
+            state = np.zeros(kernels.N_STATE, np.int64)
             state[kernels.POSITION], state[kernels.LINE] = block.start, 0 if block.first else line
             state[kernels.LAST], state[kernels.KNOWN] = kernels.LINE_START, -1
             state[kernels.MAX_SEEN] = counts.max_index
             status, known = kernels.FULL, 0.0
             while status in (kernels.FULL, kernels.FLOAT):
-                status = int(kernels.parse_lines(text, block.stop, state, rooms[0], allowed, known))
+                status = int(kernels.parse_lines(block.text, block.stop, state, rooms[0], allowed, known))
                 if status == kernels.FLOAT:
                     known = float(_token(block, state))
                     state[kernels.KNOWN] = state[kernels.TOKEN]
@@ -127,9 +126,9 @@ def _complaint(
 def _token(block: ByteBlock, state: np.ndarray) -> str:
     """Return the token that the parser stopped at, as text."""
     start = stop = int(state[kernels.TOKEN])
-    while block.buffer[stop] > 0x20 and block.buffer[stop] != 0x23:
+    while block.text[stop] > 0x20 and block.text[stop] != 0x23:
         stop += 1
-    return bytes(memoryview(block.buffer)[start : max(stop, start + 1)]).decode("utf-8", errors="replace")
+    return block.text[start : max(stop, start + 1)].tobytes().decode("utf-8", errors="replace")
 
 
 def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import DataError, StreamcdError, UsageError, first_of, refuse
+from ..core.errors import DataError, StreamcdError, UsageError, first_of
 from ..core.parallel import Pool
 from ..core.storage import file_size
 from ..dataset.arrow_columns import flat_columns, frame_reader
@@ -152,7 +152,7 @@ class TableReader(Reader):
         return 0
 
     def renamed(self) -> Mapping[str, str]:
-        """Return the names that columns were given, with the reason."""
+        """Return the names that columns of text were given, with the reason."""
         return {}
 
 
@@ -190,22 +190,13 @@ class Source:
             bytes_before, first_line = bytes_before + piece.n_bytes, 0
 
 
-def open_tables(
-    reader: TableReader,
-    schema: pa.Schema,
-    first: pa.RecordBatch | None,
-    reading: Reading,
-    options: TableOptions,
-    name: str,
-) -> Source:
-    """Make the source of a reader's rows, with the encoding of the data to match, if any.
-
-    `first` are the first rows, where the encoding is not given; `name` is for messages.
-    """
+def open_tables(reader: TableReader, reading: Reading, options: TableOptions, name: str) -> Source:
+    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
     from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
 
+    schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
     if reading.encoding is None:
-        encoding, types, unused = choose_encoding(schema, first, reader.is_text, options, name)
+        encoding, types, unused = choose_encoding(schema, reader.first_rows(), reader.is_text, options, name)
     else:
         encoding, types, unused = reading.encoding, column_types(schema, name), {}
         check_columns(encoding, types, reading.needs_label, name)
@@ -217,7 +208,6 @@ def open_tables(
         encoding = replace(encoding, weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
     table_types = wanted_types(encoding, types, reader.is_text, label_type)
-    is_new = reading.encoding is None
     return Source(
         reader=reader,
         reading=reading,
@@ -244,12 +234,9 @@ def total_bytes(paths: Sequence[str]) -> int | None:
 
     Such are standard input, pipes, and URLs of servers without ranges.
     """
-    total = 0
-    for path in paths:
-        if path == STANDARD_INPUT or (n_bytes := file_size(path)) is None:
-            return None
-        total += n_bytes
-    return total
+    sizes = [None if path == STANDARD_INPUT else file_size(path) for path in paths]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def check_rows(n_rows: int, paths: Sequence[str]) -> None:
@@ -301,15 +288,22 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
 class MemoryReader(TableReader):
     """Batches of a program's data: each a record batch of Arrow's, or a matrix, with labels and weights."""
 
-    batches: Iterator[tuple[Any, Any, Any]]
+    first: list[tuple[Any, Any, Any]]  # one, until it is read
+    others: Iterator[tuple[Any, Any, Any]]
     paths: tuple[str, ...] = ()
+
+    def schema(self, path: str) -> pa.Schema:
+        return self.first_rows().schema
+
+    def first_rows(self) -> pa.RecordBatch:
+        return self.first[0][0].slice(0, FIRST_ROWS)
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         return [Piece("")]
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         expected, before = "", 0
-        for content, label, weight in self.batches:
+        for content, label, weight in chain([self.first.pop()], self.others):
             found = "a frame"
             if not isinstance(content, pa.RecordBatch):
                 shape = f"{content.shape[1]:,} columns" if isinstance(content, np.ndarray) else "sparse rows"
@@ -339,13 +333,11 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    X, y, weight = first
-    reader = MemoryReader(chain([first], batches))
+    reader, (X, y, weight) = MemoryReader([first], batches), first
     if isinstance(X, pa.RecordBatch):
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)
-        source = open_tables(reader, X.schema, X.slice(0, FIRST_ROWS), reading, options, "data")
-        return replace(source, in_memory=True)
+        return replace(open_tables(reader, reading, options, "data"), in_memory=True)
     if options.given:
         raise UsageError(f"{', '.join(options.given)}: expected a frame with named columns, found arrays")
     has_names = y is not None and y.dtype.kind in "OUST" and not reading.of_numbers
@@ -361,56 +353,45 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
 
 def _batches(data: Any, label: str) -> Iterator[tuple[Any, Any, Any]]:
     """Yield record batches, with labels given beside a frame in a column `label`, or matrices with labels and weights."""
-    if hasattr(data, "__arrow_c_stream__"):
-        with frame_reader(data) as reader:
-            for batch in reader:
-                yield from _frame_batches(pa.Table.from_batches([batch]))
-    elif isinstance(data, tuple):
-        if len(data) not in (2, 3):
-            raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
-        X, y, weight = (*data, None)[:3]
-        if hasattr(X, "__arrow_c_stream__"):
-            yield from _frame_batches(_with_labels(pa.Table.from_batches(frame_reader(X)), label, y, weight))
-        else:
-            yield _triple(X, y, weight)
-    elif callable(data):
-        yield from _batches(data(), label)
-    elif hasattr(data, "__array__") or hasattr(data, "tocsr"):
-        yield _triple(data, None, None)
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
-        for batch in data:
+    is_tuple = isinstance(data, tuple)
+    if is_tuple and len(data) not in (2, 3):
+        raise UsageError(f"expected (X, y) or (X, y, weights), found a tuple of {len(data)}")
+    X, y, weight = (*data, None)[:3] if is_tuple else (data, None, None)
+    if hasattr(X, "__arrow_c_stream__"):
+        with frame_reader(X) as reader:
+            parts = (pa.Table.from_batches([batch]) for batch in reader)
+            for table in [_with_labels(reader.read_all(), label, y, weight)] if is_tuple else parts:
+                for batch in flat_columns(table).to_batches(max_chunksize=MOST_BATCH_ROWS):
+                    yield batch, None, None
+    elif is_tuple or hasattr(X, "__array__") or hasattr(X, "tocsr"):
+        yield _triple(X, y, weight)
+    elif callable(X):
+        yield from _batches(X(), label)
+    elif isinstance(X, Iterable) and not isinstance(X, str | bytes | Mapping):
+        for batch in X:
             yield from _batches(batch, label)
     else:
-        advice = "; collect() it" if hasattr(data, "collect") else ""
-        advice = "; make a frame of it" if isinstance(data, Mapping) else advice
+        advice = "; collect() it" if hasattr(X, "collect") else ""
+        advice = "; make a frame of it" if isinstance(X, Mapping) else advice
         raise UsageError(
-            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(data).__name__}{advice}"
+            f"expected files, (X, y), a frame, or an iterable of such batches, found {type(X).__name__}{advice}"
         )
 
 
-def _frame_batches(table: pa.Table) -> Iterator[tuple[pa.RecordBatch, None, None]]:
-    return ((batch, None, None) for batch in flat_columns(table).to_batches(max_chunksize=MOST_BATCH_ROWS))
-
-
 def _with_labels(table: pa.Table, label: str, y: Any, weight: Any) -> pa.Table:
-    refuse(
-        UsageError,
-        (
-            weight is not None,
-            "expected weights in a column of the frame, found an array; name it with weight_column",
-        ),
-        (
-            y is not None and label in table.schema.names,
-            f"the frame has a column {label!r} already; give it and no y, or rename it",
-        ),
-    )
+    """Return a frame with the labels `y` as one more column."""
+    if weight is not None:
+        raise UsageError(
+            "expected weights in a column of the frame, found an array; name it with weight_column"
+        )
     if y is None:
         return table
     is_stream = hasattr(y, "__arrow_c_stream__")
     labels = y if is_stream or hasattr(y, "__arrow_c_array__") else np.asarray(y)
-    if getattr(labels, "ndim", 1) != 1 or len(labels) != table.num_rows:
+    if getattr(labels, "ndim", 1) != 1 or len(labels) != table.num_rows or label in table.schema.names:
         raise DataError(
-            f"expected a label for every row, {table.num_rows:,}, found the shape {np.shape(labels)}"
+            f"expected a label for each of {table.num_rows:,} rows, beside a frame without a column {label!r}, found the "
+            f"shape {np.shape(labels)}, and the columns {first_of(table.schema.names)}"
         )
     return table.append_column(label, pa.chunked_array(labels) if is_stream else pa.array(labels))
 
