@@ -169,7 +169,15 @@ class PartitionWriter:
             n_items += int(records.indptr[-1] - records.indptr[0])
         n_bytes = n * self._record_bytes + n_items * self._layout.item_bytes
         if n <= len(self._bucket) and n_bytes <= self._memory_bytes:
-            self._hold(bucket, records, n, n_items)
+            self._bucket[self._n : n] = bucket
+            for held, field in zip(self._fields, records.fields, strict=True):
+                held[self._n : n] = field
+            if records.indptr is not None:
+                first, stop = records.indptr[[0, -1]].tolist()
+                self._indptr[self._n + 1 : n + 1] = records.indptr[1:] + (self._n_items - first)
+                for held, item in zip(self._items, records.items, strict=True):
+                    held[self._n_items : n_items] = item[first:stop]
+            self._n, self._n_items = n, n_items
         elif self._n:
             self.spill()
             self.append(bucket, records)
@@ -179,17 +187,6 @@ class PartitionWriter:
             self.append(bucket[half:], records.slice(half, records.size))
         else:
             self._write(bucket, records)
-
-    def _hold(self, bucket: np.ndarray, records: Records, n: int, n_items: int) -> None:
-        self._bucket[self._n : n] = bucket
-        for held, field in zip(self._fields, records.fields, strict=True):
-            held[self._n : n] = field
-        if records.indptr is not None:
-            first, stop = records.indptr[[0, -1]].tolist()
-            self._indptr[self._n + 1 : n + 1] = records.indptr[1:] + (self._n_items - first)
-            for held, item in zip(self._items, records.items, strict=True):
-                held[self._n_items : n_items] = item[first:stop]
-        self._n, self._n_items = n, n_items
 
     def spill(self) -> None:
         """Write the records in memory."""

@@ -73,7 +73,10 @@ def replacing_together(paths: Sequence[Path], before: Sequence[Path] = ()) -> It
 
     As with `replacing`; the file that describes is gone before the first of the others is replaced, and comes last.
     """
-    partials, (*others, last) = [_partial(path) for path in paths], paths
+    partials, (*others, last) = [path.with_name(path.name + ".partial") for path in paths], paths
+    for partial in partials:
+        if partial.is_symlink():
+            raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
     try:
         with file_named(last):
             yield partials
@@ -89,13 +92,6 @@ def replacing_together(paths: Sequence[Path], before: Sequence[Path] = ()) -> It
     finally:
         for partial in partials:
             partial.unlink(missing_ok=True)
-
-
-def _partial(path: Path) -> Path:
-    partial = path.with_name(path.name + ".partial")
-    if partial.is_symlink():
-        raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
-    return partial
 
 
 def check_output(

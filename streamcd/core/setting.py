@@ -74,10 +74,8 @@ def place_of_label(asked: Any, labels: Sequence[Any], option: str) -> int:
     raise UsageError(f"{option}: expected one of {first_of(texts)}, found {asked!r}")
 
 
-def check_class_names(names: Sequence[str] | None, classes: Sequence[float] | None) -> None:
-    """Raise ValueError if two classes have the same name, or if one is not the number of a name where there are names."""
-    if names is None:
-        return
+def check_class_names(names: Sequence[str], classes: Sequence[float] | None) -> None:
+    """Raise ValueError if two classes have the same name, or if one is not the number of a name."""
     if len(set(names)) < len(names):
         raise ValueError("two classes of one name")
     if not set(classes or ()).issubset(range(len(names))):

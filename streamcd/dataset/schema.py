@@ -254,7 +254,8 @@ class DatasetManifest(Structure):
             raise ValueError("a class that is not finite")
         if self.targets is not None and self.classes is not None:
             raise ValueError("both `classes` and `targets`")
-        check_class_names(self.class_names, self.classes)
+        if self.class_names is not None:
+            check_class_names(self.class_names, self.classes)
 
 
 class ColumnPart(Structure):

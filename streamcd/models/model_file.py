@@ -68,7 +68,8 @@ class ModelFile(Structure, kw_only=True):
         figures = map(self.certificate.get, ("primal_objective", "dual_objective", "gap"))
         if not all(figure is None or isinstance(figure, int | float) for figure in figures):
             raise ValueError("a certificate whose figures are no numbers")
-        check_class_names(self.class_names, self.classes)
+        if self.class_names is not None:
+            check_class_names(self.class_names, self.classes)
 
 
 def number_text(label: float, label_kind: str) -> str:

@@ -36,7 +36,7 @@ conversion/staging.py
     sync(work) @ _locked ~ durable[convert]
 # What is complete stays until what replaces it is.
 core/files.py
-    partials, (*others, last) = [_partial(path) for path in paths], paths
+    partials, (*others, last) = [path.with_name(path.name + ".partial") for path in paths], paths
         ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
         > partials, (*others, last) = [*paths], paths
     last.unlink(missing_ok=True) ~ durable[a model over another]
