@@ -125,7 +125,7 @@ def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_erro
     options: dict[str, Any] = {"C": [1.0], "cv": 2, "scoring": "auc"}
     exact = streamcd.tune(dataset, tmp_path / "exact", listener=heard, **options).scores["1"]["folds"]
     assert not any("in bins" in message for message in heard.messages)
-    monkeypatch.setattr("streamcd.prediction.roc_auc._LEAST_SCORES", 30)
+    monkeypatch.setattr("streamcd.prediction.sums._LEAST_SCORES", 30)
     monkeypatch.setattr("streamcd.runs.held_out.LEAST_BYTES", 30 * 110)
     monkeypatch.setattr("streamcd.runs.held_out._AREAS_SHARE", 1e-9)
     binned = streamcd.tune(dataset, tmp_path / "binned", listener=heard, **options).scores["1"]["folds"]

@@ -18,8 +18,8 @@ from heard import Heard
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.prediction.roc_auc import RocArea
 from streamcd.prediction.source_order import SourceOrder
+from streamcd.prediction.sums import RocArea
 
 
 def a_model(x, y, loss: str = "squared_hinge", **changes: Any) -> Model:

@@ -18,9 +18,8 @@ from ..solvers.problem import losses_of, row_losses
 from .options import EvaluateOptions
 from .outputs import positive_scores
 from .reading_plan import Means
-from .roc_auc import RocArea
 from .scored_rows import ScoredRows, Scoring
-from .sums import ExactSum, WeightedMeans
+from .sums import RocArea, WeightedMeans
 
 MAX_CONFUSION_LABELS = 1000
 """Largest number of labels with a confusion matrix."""
@@ -34,7 +33,7 @@ class _Evaluation:
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
         self.all, self.known = WeightedMeans(), WeightedMeans()  # rows, and those whose label the model knows
-        self.loss = ExactSum()
+        self.loss = 0.0
         self.costs = None if model.C is None or model.has_targets else model.class_costs()
         # of each label, those that the model does not know among them: rows, and their weights by predicted class
         self.labels, k = model.classes, model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
@@ -48,7 +47,7 @@ class _Evaluation:
             return
         predicted = rows.decisions[:, 0]
         self.all.add_targets(rows.weight, rows.label, predicted)
-        self.loss.add(losses_of(self.model.row_loss, rows.label, predicted, rows.weight))
+        self.loss += float(losses_of(self.model.row_loss, rows.label, predicted, rows.weight).sum())
 
     def _add_classes(self, rows: ScoredRows) -> None:
         model, decisions, weight = self.model, rows.decisions, rows.weight
@@ -64,7 +63,7 @@ class _Evaluation:
             figures["log_loss"] = -model.log_probabilities(decisions)[np.arange(place.size), place]
         self.known.add(weight, **figures)
         if self.costs is not None:
-            self.loss.add(row_losses(model, place, decisions, self.costs[place] * weight, weight))
+            self.loss += float(row_losses(model, place, decisions, self.costs[place] * weight, weight).sum())
         if model.n_classes == 2:
             self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
 
@@ -87,7 +86,7 @@ class _Evaluation:
         return self.labels.size <= MAX_CONFUSION_LABELS and not self.model.has_targets
 
     def result(self) -> dict[str, Any]:
-        model, total, loss = self.model, self.all.weight.value(), self.loss.value()
+        model, total, loss = self.model, self.all.weight, self.loss
         if not total:
             raise DataError(
                 "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
@@ -110,7 +109,7 @@ class _Evaluation:
             result["primal_objective"] = ridge * model.penalty() + loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area
-        if model.has_probabilities and self.known.weight.value():
+        if model.has_probabilities and self.known.weight:
             result["log_loss"] = self.known["log_loss"]
         return result | (self._by_label() if self._has_confusion else {})
 

@@ -1,61 +1,31 @@
-"""Sums that depend neither on the order of the numbers nor on their division into blocks."""
+"""Figures of rows that come in blocks: weighted means, and the area under the ROC curve."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from fractions import Fraction
 
 import numpy as np
 
-
-class ExactSum:
-    """Sum of float64 numbers, rounded once at the end."""
-
-    def __init__(self) -> None:
-        self._integers: dict[int, int] = {}  # by the power of two that each is to be multiplied by
-        self._special = 0.0  # infinities and NaN, which have no exact sum
-
-    def add(self, numbers: np.ndarray) -> None:
-        """Take numbers, shape (n,)."""
-        numbers = np.asarray(numbers, dtype=np.float64)
-        finite = np.isfinite(numbers)
-        if not finite.all():
-            self._special += float(numbers[~finite].sum())
-            numbers = numbers[finite]
-        for start in range(0, numbers.size, 1 << 20):  # halves of 27 bits, which add up exactly in float64
-            self._add(numbers[start : start + (1 << 20)])
-
-    def value(self) -> float:
-        total = sum((n * Fraction(2) ** power for power, n in self._integers.items()), start=Fraction(0))
-        return float(total) + self._special
-
-    def _add(self, numbers: np.ndarray) -> None:
-        # a number is a 53-bit integer times a power of two; the integers of each power are added in halves, exactly
-        fraction, exponent = np.frexp(numbers)
-        whole = np.ldexp(fraction, 53).astype(np.int64)
-        least = int(exponent.min())
-        upper = np.bincount(exponent - least, weights=whole >> 27)
-        lower = np.bincount(exponent - least, weights=whole & ((1 << 27) - 1))
-        for i in np.flatnonzero((upper != 0) | (lower != 0)).tolist():
-            power, integer = i + least - 53, (int(upper[i]) << 27) + int(lower[i])
-            self._integers[power] = self._integers.get(power, 0) + integer
+_BYTES_PER_SCORE = 110
+"""Peak memory of a row: score and weight as taken, joined and sorted, their order, six numbers for each group of ties."""
+_LEAST_SCORES = 1024
+LEAST_BYTES = _LEAST_SCORES * _BYTES_PER_SCORE
+"""Memory that a receiver takes at least."""
 
 
 class WeightedMeans:
     """Means of rows' figures by name, weighted; R² too, by the targets' distance from their mean."""
 
     def __init__(self) -> None:
-        self.weight = ExactSum()
-        self._sums: defaultdict[str, ExactSum] = defaultdict(ExactSum)
-        self._first: float | None = (
-            None  # from which targets are counted, so that a common offset costs no digits
-        )
+        self.weight = 0.0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._first: float | None = None  # from which targets are counted, so that an offset costs no digits
 
     def add(self, weight: np.ndarray, **figures: np.ndarray) -> None:
         """Take figures of rows, and the rows' weights."""
-        self.weight.add(weight)
+        self.weight += float(weight.sum())
         for name, figure in figures.items():
-            self._sums[name].add(weight * figure)
+            self._sums[name] += float((weight * figure).sum())
 
     def add_targets(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
         """Take rows' targets and predictions: the means ``mae`` and ``mse``, and what R² needs."""
@@ -66,9 +36,72 @@ class WeightedMeans:
 
     def __getitem__(self, name: str) -> float:
         """Return a mean; 0 without rows."""
-        return self._sums[name].value() / (self.weight.value() or 1.0)
+        return self._sums[name] / (self.weight or 1.0)
 
     def r2(self) -> float | None:
         """Return R²; None where the targets are all the same."""
         variance = self["square"] - self["target"] ** 2
         return 1.0 - self["mse"] / variance if variance > 0.0 else None
+
+
+class RocArea:
+    """Area under the ROC curve, of scores in any number of blocks, which count by the rows' weights.
+
+    Scores beyond the memory are counted in bins, whose bounds are quantiles of the first ones: how well these separate the
+    rest shows in the error. Scores that fit in it are counted at the end, in bins of equal ones.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._capacity = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
+        self._held: list[tuple[np.ndarray, np.ndarray]] = []
+        self._n_held = 0
+        self._bounds: np.ndarray | None = None  # scores, ascending; bin 2 i + 1 has those equal to bound i
+        self._sums = np.zeros((2, 0))  # weights of the positive and of the negative rows in each bin
+
+    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None) -> None:
+        """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
+        weight = np.ones(score.size) if weight is None else weight
+        # descending, and -0 a tie with 0; copied, since the caller reuses its memory
+        score, signed = 0.0 - score[weight > 0], np.where(positive, weight, -weight)[weight > 0]
+        room = self._capacity - self._n_held
+        if self._bounds is None:  # the first scores are the same whatever the blocks
+            self._held.append((score[:room], signed[:room]))
+            self._n_held += self._held[-1][0].size
+            if score.size <= room:
+                return
+            # 65,536 bins: one for each of some scores, and one between two of these; no more memory than scores took
+            self._begin_bins(min((1 << 15) - 1, self._capacity))
+            score, signed = score[room:], signed[room:]
+        self._count(score, signed)
+
+    def _begin_bins(self, n_bounds: int) -> None:
+        score, signed = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
+        self._held = []
+        places = np.linspace(0, score.size - 1, n_bounds).astype(np.int64)
+        self._bounds = np.unique(np.sort(score)[places])
+        self._sums = np.zeros((2, 2 * self._bounds.size + 1))
+        self._count(score, signed)
+
+    def _count(self, score: np.ndarray, signed: np.ndarray) -> None:
+        assert self._bounds is not None
+        number = np.searchsorted(self._bounds, score, side="left")
+        number += np.searchsorted(self._bounds, score, side="right")
+        for sums, weight in zip(self._sums, (signed, -signed), strict=True):
+            sums += np.bincount(number, np.maximum(weight, 0.0), sums.size)
+
+    def area(self) -> tuple[float, float] | None:
+        """Compute the area of all rows and a bound on its error, 0 where all scores were held; None for one class.
+
+        It is the probability that a positive row scores above a negative one, ties counted half, as are pairs in a bin of
+        different scores.
+        """
+        if self._n_held and self._bounds is None:
+            self._begin_bins(self._n_held)
+        positives, negatives = self._sums
+        # scores come in descending order
+        first = np.cumsum(positives)
+        n_pairs = float(positives.sum() * negatives.sum())
+        if not n_pairs:
+            return None
+        doubled = float((negatives * (2 * first - positives)).sum())
+        return doubled / (2 * n_pairs), float((positives * negatives)[::2].sum() / (2 * n_pairs))

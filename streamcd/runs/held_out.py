@@ -29,8 +29,7 @@ from ..models.scoring import (
     score_chunks,
 )
 from ..prediction.outputs import positive_scores
-from ..prediction.roc_auc import LEAST_BYTES, RocArea
-from ..prediction.sums import WeightedMeans
+from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
 from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
 from ..training.loop import Session
