@@ -373,15 +373,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 SLOW_CONVERSION = """
 import sys, time
-from streamcd import convert
-from streamcd.conversion.feature_statistics import FeatureSums
-add = FeatureSums.add
-def slow(*arguments):
-    add(*arguments)
-    print("at work", flush=True)
-    time.sleep(20)
-FeatureSums.add = slow
-convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True)
+import streamcd
+class Slow(streamcd.Listener):
+    def progress(self, progress):
+        if progress.phase == "write":
+            print("at work", flush=True)
+            time.sleep(20)
+streamcd.convert(sys.argv[1], sys.argv[2], chunk_size="20kB", force=True, listener=Slow())
 """
 
 

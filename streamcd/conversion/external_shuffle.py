@@ -21,7 +21,7 @@ import numpy as np
 from ..core.errors import DataError
 from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Records
 from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares
-from ..dataset.source_features import Scaling
+from ..dataset.source_features import Scaling, SourceIndices
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix
 from .feature_statistics import Summing
@@ -222,12 +222,18 @@ class RunReader:
 
 
 class Shape(NamedTuple):
-    """Size of the dataset, known when all is parsed."""
+    """Size of the dataset and indices of its features in the source, known when all is parsed."""
 
     n_rows: int
     n_features: int
     index_base: int
     index_dtype: np.dtype
+    kept: Path | None  # a file of the indices of `compact`, by feature
+
+    def indices(self) -> SourceIndices:
+        """Return the indices, which stay in their file, cached by the system."""
+        kept = None if self.kept is None else np.load(self.kept, mmap_mode="r")
+        return SourceIndices(self.index_base, kept)
 
 
 class Shard(NamedTuple):
@@ -316,7 +322,7 @@ class ShardPass:
 
     reader: RunReader
     shape: Shape
-    numbering: Numbering
+    numbering: Numbering | None  # None where features are numbered by indices, and classes by numbers
     summing: Summing
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None = None
@@ -327,7 +333,8 @@ class ShardPass:
 def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> list[Part]:
     """Write shards, unless they are only summed up, and leave the sums of their features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
-    numbered, scaling = work.numbering.opened(work.shape.index_dtype), work.scaling
+    numbered = None if work.numbering is None else work.numbering.opened()
+    indices, index_dtype, scaling = work.shape.indices(), work.shape.index_dtype, work.scaling
     if work.scales is not None:
         scaling = replace(scaling, scales=np.load(work.scales))
     means = None if work.means is None else np.load(work.means)
@@ -339,7 +346,8 @@ def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> li
             part = None if work.part is None else work.part(shard.number)
             writing: Future[None] | None = None
             for gathered in _chunks(work.reader, shard):
-                chunk = numbered(gathered)
+                chunk = gathered if numbered is None else numbered(gathered)
+                chunk = replace(chunk, index=indices.features(chunk.index).astype(index_dtype, copy=False))
                 if scaling.changes_values:
                     chunk = _scaled(chunk, scaling, work.shape.n_features)
                 if writing is not None:

@@ -102,7 +102,6 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
 def _check_alike(first: Dataset, other: Dataset) -> None:
     """Refuse rows that are encoded in another way than those of the first dataset, with the first difference."""
     a, b = first.manifest, other.manifest
-    of_table = a.get("encoding") is not None
     names = ("index_base", "index_dtype", "value_dtype", "compact")
     of: dict[str, tuple[Any, ...]] = {
         **{name.replace("_", " "): (a.get(name), b.get(name)) for name in names},
@@ -113,9 +112,10 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
         "encoding of the table": (a.get("encoding"), b.get("encoding")),
     }
     for name, file in (("categories", CATEGORIES_FILE), ("indices of the features", INDICES_FILE)):
-        if all(one.manifest.get(LISTED[file]) for one in (first, other)):
-            of[name] = tuple(_table_content(one, file) for one in (first, other))
-    if of_table:
+        records: list[Any] = [one.manifest.get(LISTED[file]) for one in (first, other)]
+        if all(records):
+            of[name] = tuple(record.get("content") or record["checksum"] for record in records)
+    if a.get("encoding") is not None:
         of["number of features"] = (first.n_features, other.n_features)
     for name, (expected, found) in of.items():
         if expected != found:
@@ -124,11 +124,6 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
             raise UsageError(
                 f"{other.path}: {name} differs from that of {first.path}{told}; convert it with --like {first.path}{dtype}"
             )
-
-
-def _table_content(dataset: Dataset, file: str) -> str:
-    record = dataset.manifest["categories" if file == CATEGORIES_FILE else "indices"]
-    return str(record.get("content") or record["checksum"])
 
 
 def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> None:

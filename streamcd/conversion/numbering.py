@@ -1,4 +1,4 @@
-"""Numbering of features: from the indices of parsed entries, or the codes of strings, to 0-based features.
+"""Numbering of features and classes by strings.
 
 Each task numbers its strings, categories and names of classes, in order of appearance. After parsing all are sorted, and a
 map for each task turns its codes into features when its rows are written.
@@ -18,7 +18,6 @@ from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, joined_arrays, numbers_of, strings_of
 from ..dataset.schema import MAX_CLASSES
-from ..dataset.source_features import SourceIndices
 from ..kernels.strings import TAIL_CODES
 from ..models.encoding import Encoding
 from ..models.string_table import StringTable
@@ -159,44 +158,33 @@ def read_merged(directory: Path) -> Strings:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Maps from indices and labels of parsed rows to features and classes, in files."""
+    """Maps of tasks' codes to features and classes."""
 
-    index_base: int
-    original: Path | None  # the indices of `compact`, by feature, as in the source
-    dictionaries: Path | None  # a directory with the maps of tasks
+    directory: Path  # of the maps
     first_rows: Sequence[int]  # of the tasks
     maps_features: bool
     maps_labels: bool
     n_static: int  # codes of numbers and indicators, which come before those of strings
-    tail_start: int  # of hashed and sparse columns' features, where those before them are mapped
-
-    def indices(self) -> SourceIndices:
-        """Return the indices of the features, which stay in their file, cached by the system."""
-        kept = None if self.original is None else np.load(self.original, mmap_mode="r")
-        return SourceIndices(self.index_base, kept)
+    tail_start: int  # of hashed and sparse columns' features
 
     def _maps(self) -> tuple[np.ndarray, np.ndarray]:
         """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
-        assert self.dictionaries is not None
         # a plain array: elements of a map are maps
-        places = np.asarray(np.load(self.dictionaries / "map.npy", mmap_mode="r"))
-        return np.load(self.dictionaries / "starts.npy"), places
+        places = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
+        return np.load(self.directory / "starts.npy"), places
 
     def classes_of(self, task: int) -> np.ndarray:
         """Return the class numbers of the codes of the names that a task has met."""
         starts, places = self._maps()
         return places[starts[task] + self.n_static : starts[task + 1]]
 
-    def opened(self, index_dtype: np.dtype) -> Callable[[Rows], Rows]:
-        """Make the function that gives rows 0-based features for their indices, and numbers for their labels."""
-        indices, first_rows = self.indices(), np.asarray(self.first_rows)
-        has_maps = self.maps_labels or self.maps_features
-        starts, places = self._maps() if has_maps else (first_rows, first_rows)
+    def opened(self) -> Callable[[Rows], Rows]:
+        """Make the function that gives rows features and classes for their codes."""
+        first_rows, (starts, places) = np.asarray(self.first_rows), self._maps()
 
         def numbered(rows: Rows) -> Rows:
             label, index = rows.label, rows.index
-            if has_maps:
-                start = starts[np.searchsorted(first_rows, rows.source_row, side="right") - 1]
+            start = starts[np.searchsorted(first_rows, rows.source_row, side="right") - 1]
             if self.maps_labels:
                 label = places[start + self.n_static + label.astype(np.int64)].astype(np.float64)
             if self.maps_features:
@@ -204,8 +192,6 @@ class Numbering:
                 index, is_tail = codes - (TAIL_CODES - self.tail_start), codes >= TAIL_CODES
                 codes += np.repeat(start, np.diff(rows.indptr))
                 index[~is_tail] = places[codes[~is_tail]]
-            else:
-                index = indices.features(index)
-            return replace(rows, label=label, index=index.astype(index_dtype, copy=False))
+            return replace(rows, label=label, index=index)
 
         return numbered

@@ -217,17 +217,12 @@ class ConvertOptions(ColumnsOptions, TableOptions):
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:
-        self._set(dtype=_type_name(self.dtype), index_base=str(self.index_base), seed=int(self.seed))
+        import numpy as np  # not for help
+
+        with suppress(TypeError):  # what is no type stays as it is
+            self._set(dtype=str(np.dtype(self.dtype)))
+        self._set(index_base=str(self.index_base), seed=int(self.seed))
         TableOptions.__post_init__(self)
         ColumnsOptions.__post_init__(self)
         if self.n_features is not None and not 1 <= self.n_features <= MAX_FEATURES:
             raise UsageError(f"expected --n-features from 1 to 2^62, found {self.n_features}")
-
-
-def _type_name(dtype: Any) -> Any:
-    """Name a type of numpy's; what is none stays as it is."""
-    import numpy as np
-
-    with suppress(TypeError):
-        return str(np.dtype(dtype))
-    return dtype

@@ -111,9 +111,10 @@ class Conversion:
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
         labels = LabelCounts(None if options.target else {})
         for number, one in enumerate(found):
-            # names of classes get their final numbers
-            renumbers = numbering.maps_labels
-            labels.merge(one.labels.renumbered(numbering.classes_of(number)) if renumbers else one.labels)
+            if numbering is not None and numbering.maps_labels:  # names of classes get their final numbers
+                labels.merge(one.labels.renumbered(numbering.classes_of(number)))
+            else:
+                labels.merge(one.labels)
         reader = RunReader(form, counts.is_wide, found[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
@@ -219,29 +220,30 @@ class Conversion:
 
     def _number(
         self, counts: Counts, encoding: Encoding | None, first_rows: Sequence[int]
-    ) -> tuple[Numbering, Shape]:
+    ) -> tuple[Numbering | None, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
-        source, options = self.source, self.options
+        source, numbering, kept = self.source, None, None
         base, n_features = self._base_and_width(counts, encoding)
-        grown = encoding if source.grows else None
-        numbering = Numbering(
-            base,
-            original=self.work / "original.npy" if options.compact else None,
-            dictionaries=self.work / "dictionaries",
-            first_rows=first_rows,
-            maps_features=grown is not None and grown.numbers_late,
-            maps_labels=source.names_labels,
-            n_static=0 if grown is None else grown.n_static,
-            tail_start=0 if encoding is None else encoding.bucket_start,
-        )
-        if numbering.original is not None:
+        if source.names_labels or encoding is not None:
+            grown = encoding if source.grows else None
+            numbering = Numbering(
+                self.work / "dictionaries",
+                first_rows,
+                maps_features=grown is not None and grown.numbers_late,
+                maps_labels=source.names_labels,
+                n_static=0 if grown is None else grown.n_static,
+                tail_start=0 if encoding is None else encoding.bucket_start,
+            )
+        if self.options.compact:
+            kept = self.work / "original.npy"
             if self.like is not None:
-                np.save(numbering.original, np.asarray(self.like.indices.kept))
+                np.save(kept, np.asarray(self.like.indices.kept))
             else:
-                merging = (self.work / "distinct", self.plan.map_bytes, numbering.original)
-                (n_features,) = self.pool.run(merge_distinct, [merging])
+                (n_features,) = self.pool.run(
+                    merge_distinct, [(self.work / "distinct", self.plan.map_bytes, kept)]
+                )
         index_dtype = np.dtype(np.int32 if n_features <= 2**31 else np.int64)
-        return numbering, Shape(counts.n_rows, n_features, base, index_dtype)
+        return numbering, Shape(counts.n_rows, n_features, base, index_dtype, kept)
 
     def _base_and_width(self, counts: Counts, encoding: Encoding | None) -> tuple[int, int]:
         options, base = self.options, self.source.reading.index_base
@@ -270,7 +272,7 @@ class Conversion:
     # -- writing
 
     def _scaled(
-        self, reader: RunReader, numbering: Numbering, shape: Shape, shards: Sequence[Shard]
+        self, reader: RunReader, numbering: Numbering | None, shape: Shape, shards: Sequence[Shard]
     ) -> ShardPass:
         """Return a pass with its scaling; divisors are computed over all rows in final order, which fixes their bits."""
         options, plan, path = self.options, self.plan, self.work / "scales.npy"
@@ -329,7 +331,7 @@ class Conversion:
         rows = row_dtype(shape.n_rows)
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
         parts, sums = self._pass(replace(work, part=part), shards, "write")
-        indices = work.numbering.indices()
+        indices = shape.indices()
         figures = (statistics_of(found, shape.n_rows) for found in read_sums(sums))
         features = named_features(figures, indices, encoding)
         fields = {

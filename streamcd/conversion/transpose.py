@@ -10,11 +10,11 @@ The result is a function of the dataset and of the options of the format, not of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -139,44 +139,39 @@ class Bucket(NamedTuple):
     n_entries: int
 
 
-class FeatureCounts:
-    """Reader of the features that occur and their numbers of entries, from ``features.parquet`` by row groups."""
+def _count(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Read the features in a range that occur, ascending, and their numbers of entries, piece by piece."""
+    for piece in dataset.read_features(("feature", "n_entries"), start=start):
+        feature, count = piece["feature"], piece["n_entries"]
+        if feature[0] >= stop:
+            return
+        chosen = (feature >= start) & (feature < stop) & (count > 0)
+        if chosen.any():
+            yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Iterate over the features in a range, ascending, and their numbers of entries."""
-        for piece in self._dataset.read_features(("feature", "n_entries"), start=start):
-            feature, count = piece["feature"], piece["n_entries"]
-            if feature[0] >= stop:
-                return
-            chosen = (feature >= start) & (feature < stop) & (count > 0)
-            if chosen.any():
-                yield feature[chosen].astype(np.int64), count[chosen].astype(np.int64)
-
-    def cut(self, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
-        """Cut all features at `borders`, and into buckets of up to `limit` bytes, or of one feature that takes more."""
-        found: list[list[int]] = []  # first feature, features, entries
-        held = limit  # nothing fits: a bucket begins
-        for feature, count in self.pieces(0, self._dataset.n_features):
-            size = count * self._entry_bytes + _FEATURE_BYTES
-            begins = np.flatnonzero(np.isin(feature, borders)).tolist()
-            for start, stop in pairwise(sorted({0, *begins, feature.size})):
-                held = limit if start in begins else held
-                while start < stop:
-                    ends = np.cumsum(size[start:stop])
-                    n = int(np.searchsorted(ends, limit - held, side="right"))
-                    if not n:
-                        found.append([int(feature[start]), 0, 0])
-                        held, n = 0, max(int(np.searchsorted(ends, limit, side="right")), 1)
-                    held += int(ends[n - 1])
-                    found[-1][1] += n
-                    found[-1][2] += int(count[start : start + n].sum())
-                    start += n
-        starts = [0, *(first for first, _, _ in found[1:]), self._dataset.n_features]
-        return [Bucket(*ends, *sizes) for ends, (_, *sizes) in zip(pairwise(starts), found, strict=False)]
+def _cut(dataset: Dataset, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
+    """Cut all features at `borders`, and into buckets of up to `limit` bytes, or of one feature that takes more."""
+    entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
+    found: list[list[int]] = []  # first feature, features, entries
+    held = limit  # nothing fits: a bucket begins
+    for feature, count in _count(dataset, 0, dataset.n_features):
+        size = count * entry_bytes + _FEATURE_BYTES
+        begins = np.flatnonzero(np.isin(feature, borders)).tolist()
+        for start, stop in pairwise(sorted({0, *begins, feature.size})):
+            held = limit if start in begins else held
+            while start < stop:
+                ends = np.cumsum(size[start:stop])
+                n = int(np.searchsorted(ends, limit - held, side="right"))
+                if not n:
+                    found.append([int(feature[start]), 0, 0])
+                    held, n = 0, max(int(np.searchsorted(ends, limit, side="right")), 1)
+                held += int(ends[n - 1])
+                found[-1][1] += n
+                found[-1][2] += int(count[start : start + n].sum())
+                start += n
+    starts = [0, *(first for first, _, _ in found[1:]), dataset.n_features]
+    return [Bucket(*ends, *sizes) for ends, (_, *sizes) in zip(pairwise(starts), found, strict=False)]
 
 
 class Work(NamedTuple):
@@ -184,6 +179,7 @@ class Work(NamedTuple):
 
     dataset: Path
     fingerprint: str
+    layout: Layout  # of an entry: feature, row, value
     folder: Path
     plan: Plan
     shards: list[Bucket]
@@ -203,14 +199,13 @@ class Work(NamedTuple):
 
 def _transpose(dataset: Dataset, plan: Plan, folder: Path, pool: Pool) -> None:
     """Write the layout to ``folder / "dataset"``."""
-    counts = FeatureCounts(dataset)
-    shards = counts.cut(plan.shard_bytes)
+    shards = _cut(dataset, plan.shard_bytes)
     if sum(shard.n_entries for shard in shards) != dataset.n_entries:
         raise _miscounted(dataset)
     n_tasks = min(TASKS_PER_WORKER * pool.n_workers, _MAX_TASKS) if pool.n_workers > 1 else 1
     jobs = in_shares([shard.n_entries for shard in shards], n_tasks)
     shares = in_shares(np.diff(dataset.entry_start).tolist(), n_tasks)
-    buckets = counts.cut(plan.sort_bytes, [shards[start].start for start, _ in jobs[1:]])
+    buckets = _cut(dataset, plan.sort_bytes, [shards[start].start for start, _ in jobs[1:]])
     if len(buckets) > MAX_BUCKETS:
         raise UsageError(
             f"{dataset.path}: its {dataset.n_entries:,} entries would be sorted in {len(buckets):,} parts, expected "
@@ -218,22 +213,21 @@ def _transpose(dataset: Dataset, plan: Plan, folder: Path, pool: Pool) -> None:
         )
     if pool.n_workers == 1 and len(buckets) == 1:
         shares = []
-    work = Work(Path(str(dataset.path)), dataset.fingerprint, folder, plan, shards, jobs, buckets, shares)
+    origin = Path(str(dataset.path)), dataset.fingerprint, _layout(dataset)
+    work = Work(*origin, folder, plan, shards, jobs, buckets, shares)
     for name in ("runs", "dataset"):
         (folder / name).mkdir()
     starts = dataset.entry_start
-    _run(pool, _scatter, work, [int(starts[stop] - starts[start]) for start, stop in shares])
-    sizes = [sum(shard.n_entries for shard in shards[start:stop]) for start, stop in jobs]
-    parts = [part for made in _run(pool, _sort, work, sizes) for part in made]
+    parts: list[Part] = []
+    for task, phase, sizes in (
+        (_scatter, "scatter", [int(starts[stop] - starts[start]) for start, stop in shares]),
+        (_sort, "sort", [sum(shard.n_entries for shard in shards[start:stop]) for start, stop in jobs]),
+    ):
+        before = np.cumsum([0, *sizes]).tolist()  # entries of the tasks before each
+        tasks = [(work, number, before[number]) for number in range(len(sizes))]
+        for made in pool.run(task, tasks, phase=phase, unit="entries", sizes=sizes, tells=True):
+            parts += made
     write_columns(folder / "dataset", dataset, parts, plan.chunk_bytes, plan.shard_bytes, plan.compression)
-
-
-def _run(pool: Pool, task: Callable[..., Any], work: Work, sizes: list[int]) -> list[Any]:
-    """Carry out all tasks of a phase, each with the number of entries before its own."""
-    phase = task.__name__.strip("_")
-    before = np.cumsum([0, *sizes]).tolist()
-    tasks = [(work, number, before[number]) for number in range(len(sizes))]
-    return pool.run(task, tasks, phase=phase, unit="entries", sizes=sizes, tells=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -243,17 +237,14 @@ Blocks = Iterator[Records]
 """Entries: feature, row, value."""
 
 
-def _scatter(work: Work, number: int, done: int, tell: Tell | None) -> None:
-    """Partition the entries of a share of the row chunks into the buckets."""
+def _scatter(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
+    """Partition the entries of a share of the row chunks into the buckets; there are no parts yet."""
     ranges = Ranges(0, [bucket.stop for bucket in work.buckets])
-    with (
-        work.opened() as dataset,
-        PartitionWriter(
-            work.runs[number], _layout(dataset), len(work.buckets), work.plan.gather_bytes
-        ) as run,
-    ):
+    run = PartitionWriter(work.runs[number], work.layout, len(work.buckets), work.plan.gather_bytes)
+    with work.opened() as dataset, run:
         for entries in _told(ahead(_entries(dataset, *work.shares[number]), 1), done, tell):
             run.append(ranges.number(entries.fields[0]), entries)
+    return []
 
 
 def _sort(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
@@ -261,8 +252,7 @@ def _sort(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
     plan, (shard, stop) = work.plan, work.jobs[number]
     starts = [one.start for one in work.shards[shard:stop]]
     end = work.shards[stop - 1].stop
-    with work.opened() as dataset, PartitionReader(work.runs, _layout(dataset)) as reader:
-        counts = FeatureCounts(dataset)
+    with work.opened() as dataset, PartitionReader(work.runs, work.layout) as reader:
         form = shard, starts, plan.chunk_bytes, plan.compression
         writer = ColumnsWriter(work.folder / "dataset", dataset, *form)
         for place, bucket in enumerate(work.buckets):
@@ -273,8 +263,8 @@ def _sort(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
             else:
                 blocks = ahead(_entries(dataset, 0, dataset.n_chunks), 1)
             blocks = _told(blocks, done, tell)
-            pieces = [*counts.pieces(bucket.start, bucket.stop)]
-            feature, count = (np.concatenate([piece[k] for piece in pieces]) for k in range(2))
+            pieces = zip(*_count(dataset, bucket.start, bucket.stop), strict=True)
+            feature, count = map(np.concatenate, pieces)
             if bucket.n_features == 1 and bucket.n_entries > writer.piece_entries:  # in order already
                 n_entries = writer.add_large(int(feature[0]), (entries.fields[1:] for entries in blocks))
                 if n_entries != bucket.n_entries:
