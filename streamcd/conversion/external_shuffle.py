@@ -24,7 +24,7 @@ from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares
 from ..dataset.source_features import Scaling, SourceIndices
 from ..dataset.writer import Part, PartWriter
 from ..kernels.primitives import mix
-from .feature_statistics import Summing
+from .feature_statistics import LabelCounts, Summing
 from .numbering import Numbering
 from .rows import Rows
 
@@ -324,21 +324,24 @@ class ShardPass:
     shape: Shape
     numbering: Numbering | None  # None where features are numbered by indices, and classes by numbers
     summing: Summing
+    has_targets: bool  # labels are numbers to predict
     scaling: Scaling  # without its divisors, which `scales` names
     scales: Path | None = None
     part: Callable[[int], PartWriter] | None = None  # None where rows are only summed up
     means: Path | None = None  # of the features, which are subtracted before values are summed up
 
 
-def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> list[Part]:
-    """Write shards, unless they are only summed up, and leave the sums of their features."""
+def pass_over(
+    work: ShardPass, shards: Sequence[Shard], tell: Tell | None
+) -> tuple[list[Part], LabelCounts]:
+    """Write shards and count labels, unless features are only summed up, and leave the sums of features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numbered = None if work.numbering is None else work.numbering.opened()
     indices, index_dtype, scaling = work.shape.indices(), work.shape.index_dtype, work.scaling
     if work.scales is not None:
         scaling = replace(scaling, scales=np.load(work.scales))
     means = None if work.means is None else np.load(work.means)
-    parts = list[Future[Part]]()
+    parts, labels = list[Future[Part]](), LabelCounts(None if work.has_targets else {})
     # one thread gathers, the other encodes: no processor is idle while the last few shards are written
     with ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode") as thread:
         for shard in shards:
@@ -353,6 +356,7 @@ def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> li
                 if writing is not None:
                     writing.result()
                 if part is not None:
+                    labels.add(chunk.label)
                     columns = (chunk.source_row, chunk.label, chunk.weight)
                     entries = (chunk.indptr, chunk.index, chunk.value)
                     writing = thread.submit(part.write_chunk, *columns, *entries)
@@ -366,7 +370,7 @@ def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> li
             if part is not None:
                 parts.append(thread.submit(part.close))
     sums.close()
-    return [part.result() for part in parts]
+    return [part.result() for part in parts], labels
 
 
 def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:

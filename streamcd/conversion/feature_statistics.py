@@ -243,16 +243,6 @@ class LabelCounts:
         if len(self.counts) > MAX_CLASSES:
             self.counts = None
 
-    def renumbered(self, numbers: np.ndarray) -> LabelCounts:
-        """Return the same counts, of labels that are codes, by the numbers of these codes."""
-        if self.counts is None:
-            return self
-        found: dict[float, int] = {}
-        for code, count in self.counts.items():  # several codes may have one number
-            number = float(numbers[int(code)])
-            found[number] = found.get(number, 0) + count
-        return LabelCounts(found)
-
     def manifest(self, known: np.ndarray | None, *, targets: bool) -> dict[str, Any]:
         """Return the manifest's fields of classes, with `known` ones that do not occur, or of `targets`."""
         if self.counts is None:

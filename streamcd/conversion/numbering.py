@@ -167,20 +167,11 @@ class Numbering:
     n_static: int  # codes of numbers and indicators, which come before those of strings
     tail_start: int  # of hashed and sparse columns' features
 
-    def _maps(self) -> tuple[np.ndarray, np.ndarray]:
-        """Read where the map of every task starts, and the maps, which stay in their file, cached by the system."""
-        # a plain array: elements of a map are maps
-        places = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
-        return np.load(self.directory / "starts.npy"), places
-
-    def classes_of(self, task: int) -> np.ndarray:
-        """Return the class numbers of the codes of the names that a task has met."""
-        starts, places = self._maps()
-        return places[starts[task] + self.n_static : starts[task + 1]]
-
     def opened(self) -> Callable[[Rows], Rows]:
         """Make the function that gives rows features and classes for their codes."""
-        first_rows, (starts, places) = np.asarray(self.first_rows), self._maps()
+        first_rows, starts = np.asarray(self.first_rows), np.load(self.directory / "starts.npy")
+        # a plain array, which stays in its file, cached by the system: elements of a map are maps
+        places = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
 
         def numbered(rows: Rows) -> Rows:
             label, index = rows.label, rows.index

@@ -22,7 +22,7 @@ from ..kernels.strings import UNKNOWN
 from ..models.matrix_encoder import MatrixEncoder
 from ..solvers.problem import LEAST_WEIGHT
 from .external_shuffle import RunFormat, RunWriter
-from .feature_statistics import DistinctFeatures, LabelCounts
+from .feature_statistics import DistinctFeatures
 from .numbering import LABELS, save_strings
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import LIBSVM, Block, Source
@@ -226,7 +226,6 @@ class Parsing:
 
     form: RunFormat
     source: Source
-    has_targets: bool  # labels are numbers to predict
     map_bytes: int  # memory of strings, or of distinct indices
     dictionaries: Path | None  # a directory for the strings of each task
     distinct: Path | None  # a directory for the indices that occur in each task
@@ -242,7 +241,6 @@ class Parsed(NamedTuple):
     """Results of a task, or of all tasks."""
 
     counts: Counts
-    labels: LabelCounts
     held: Rows | None  # all rows, in memory
 
 
@@ -253,11 +251,8 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    counts = Counts()
-    labels = LabelCounts(None if parsing.has_targets else {})
+    counts, n_unknown, strings = Counts(), 0, None
     distinct = None if parsing.distinct is None else DistinctFeatures(parsing.map_bytes)
-    n_unknown = 0
-    strings = None
     if parsing.dictionaries is not None:
         from ..models.string_table import StringTable
 
@@ -272,7 +267,6 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
             rows = replace(rows, weight=parsing.weights.of(rows, task))
         if kept is not None:
             kept.append(batch.kept)
-        labels.add(rows.label)
         if distinct is not None:
             distinct.add(rows.index)
         elif parsing.indices is not None:
@@ -292,7 +286,7 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
     counts = replace(counts, n_entries=counts.n_entries - n_unknown, n_ignored=counts.n_ignored + n_unknown)
-    return Parsed(counts, labels, held)
+    return Parsed(counts, held)
 
 
 def merge_distinct(directory: Path, n_bytes: int, out: Path) -> int:

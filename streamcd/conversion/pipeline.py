@@ -109,22 +109,12 @@ class Conversion:
         if source.names_labels or encoding is not None:
             encoding, names, table = self._merge_strings(counts.n_missing)
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
-        labels = LabelCounts(None if options.target else {})
-        for number, one in enumerate(found):
-            if numbering is not None and numbering.maps_labels:  # names of classes get their final numbers
-                labels.merge(one.labels.renumbered(numbering.classes_of(number)))
-            else:
-                labels.merge(one.labels)
         reader = RunReader(form, counts.is_wide, found[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
         work = self._scaled(reader, numbering, shape, shards)
         manifest = {
-            "n_features": shape.n_features,
-            "index_base": shape.index_base,
-            "compact": options.compact,
-            **labels.manifest(self.like.classes if self.like else None, targets=options.target),
             **({"class_names": names} if source.names_labels else {}),
             "weighted": form.weighted,
             "seed": options.seed,
@@ -178,7 +168,6 @@ class Conversion:
         parsing = Parsing(
             form,
             source,
-            options.target,
             plan.map_bytes,
             dictionaries=work / "dictionaries" if source.names_labels or source.encoding else None,
             distinct=work / "distinct" if options.compact and known is None else None,
@@ -290,39 +279,44 @@ class Conversion:
         room = max(room - scales_bytes, plan.statistics_bytes // 4)
         summing = Summing(self.work / "sums", shape.n_features, room)
         scaling = self.like.scaling if self.like else Scaling(options.scale, options.normalize)
-        work = ShardPass(reader, shape, numbering, summing, replace(scaling, scales=None))
+        work = ShardPass(reader, shape, numbering, summing, options.target, replace(scaling, scales=None))
         if scaling.scales is not None:
             np.save(path, scaling.scales)
             return replace(work, scales=path)
         if scaling.scale == "none":
             return work
         unscaled, means = replace(work, scaling=Scaling()), None
-        _, sums = self._pass(unscaled, shards, "sum up")
+        *_, sums = self._pass(unscaled, shards, "sum up")
         if scaling.scale == "standard":
             means = self.work / "means.npy"
             self.pool.run(save_means, [(sums, shape.n_rows, shape.n_features, means)])
-            _, sums = self._pass(replace(unscaled, means=means), shards, "sum up")
+            *_, sums = self._pass(replace(unscaled, means=means), shards, "sum up")
         saving = (sums, shape.n_rows, shape.n_features, means, path)
         (digest,) = self.pool.run(save_scales, [saving])
         return replace(work, scaling=replace(scaling, digest=digest), scales=path)
 
-    def _pass(self, work: ShardPass, shards: Sequence[Shard], phase: str) -> tuple[list[Part], Path]:
-        """Pass over all shards; returns their parts, where they are written, and a file of the features' sums."""
+    def _pass(
+        self, work: ShardPass, shards: Sequence[Shard], phase: str
+    ) -> tuple[list[Part], LabelCounts, Path]:
+        """Pass over all shards; returns their parts and labels, where they are written, and a file of features' sums."""
         out = self.work / "statistics"
         shutil.rmtree(work.summing.directory, ignore_errors=True)
         work.summing.directory.mkdir()
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(work, group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
-        parts = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
+        found = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
+        labels = LabelCounts(None if self.options.target else {})
+        for _, own in found:
+            labels.merge(own)
         joining, n_features = [(work.summing, out)], [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
-        return [part for group in parts for part in group], out
+        return [part for parts, _ in found for part in parts], labels, out
 
     def _write(
         self, work: ShardPass, shards: Sequence[Shard], encoding: Encoding | None, manifest: dict[str, Any]
     ) -> int:
-        """Write the dataset; returns the number of its entries."""
+        """Write the dataset, whose `manifest` has what was read; returns the number of its entries."""
         folder, compression, shape = self.work / "dataset", self.options.compression, work.shape
         form: dict[str, Any] = {
             "index_dtype": shape.index_dtype,
@@ -330,12 +324,16 @@ class Conversion:
         }
         rows = row_dtype(shape.n_rows)
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
-        parts, sums = self._pass(replace(work, part=part), shards, "write")
+        parts, labels, sums = self._pass(replace(work, part=part), shards, "write")
         indices = shape.indices()
         figures = (statistics_of(found, shape.n_rows) for found in read_sums(sums))
         features = named_features(figures, indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},
+            "n_features": shape.n_features,
+            "index_base": shape.index_base,
+            "compact": self.options.compact,
+            **labels.manifest(self.like.classes if self.like else None, targets=self.options.target),
             **manifest,
             "features": write_table(
                 folder / "features.parquet", FEATURES, features, compression, ascending=("feature", "index")
