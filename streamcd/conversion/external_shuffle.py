@@ -331,9 +331,7 @@ class ShardPass:
     means: Path | None = None  # of the features, which are subtracted before values are summed up
 
 
-def pass_over(
-    work: ShardPass, shards: Sequence[Shard], tell: Tell | None
-) -> tuple[list[Part], LabelCounts]:
+def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> tuple[list[Part], LabelCounts]:
     """Write shards and count labels, unless features are only summed up, and leave the sums of features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numbered = None if work.numbering is None else work.numbering.opened()
