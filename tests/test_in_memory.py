@@ -14,7 +14,8 @@ from small_datasets import write_dataset
 from streamcd import Listener
 from streamcd.core.errors import UsageError
 from streamcd.dataset import in_memory
-from streamcd.dataset.in_memory import InMemoryDataset, sparse_rows
+from streamcd.dataset.in_memory import InMemoryDataset
+from streamcd.models.matrix_encoder import matrix_rows
 from streamcd.runs.carry_out import train_in_memory
 from streamcd.runs.options import TrainOptions
 from streamcd.stream.memory_plan import Plan
@@ -31,7 +32,7 @@ def whole_numbers(n_rows: int = 150, n_features: int = 12) -> tuple[sp.csr_array
 
 
 def dataset_of(x: Any, code: np.ndarray, weight: np.ndarray | None = None) -> InMemoryDataset:
-    return InMemoryDataset(sparse_rows(x), x.shape[1], code, CLASSES.size, weight)
+    return InMemoryDataset(matrix_rows(x), x.shape[1], code, CLASSES.size, weight)
 
 
 def options(loss: str, method: str, accelerated: bool) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def test_rows_of_any_matrix_are_the_same_numbers(number: Any) -> None:
     wide = sp.csr_array(dense)
     wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
     for form in [*forms, wide]:
-        indptr, feature, value = sparse_rows(form)
+        indptr, feature, value = matrix_rows(form)
         assert (indptr.dtype, feature.dtype) == (np.int64, np.int32)
         assert value.dtype == (np.float32 if number is np.float32 else np.float64)
         assert np.array_equal(sp.csr_array((value, feature, indptr), dense.shape).toarray(), dense)
@@ -108,6 +109,6 @@ def test_rows_of_any_matrix_are_the_same_numbers(number: Any) -> None:
 
 def test_duplicate_entries_are_added_up_in_a_copy() -> None:
     x = sp.csr_array((np.array([1.0, 2.0]), np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
-    _, feature, value = sparse_rows(x)
+    _, feature, value = matrix_rows(x)
     assert (feature.tolist(), value.tolist()) == ([1], [3.0])
     assert x.nnz == 2

@@ -17,8 +17,8 @@ from ..core.errors import DataError, StreamcdError, UsageError, first_of
 from ..core.parallel import Pool
 from ..core.storage import file_size
 from ..dataset.arrow_columns import flat_columns, frame_reader
-from ..dataset.in_memory import refuse_mask, sound_matrix
 from ..models.encoding import Encoding, check_columns
+from ..models.matrix_encoder import refuse_mask, sound_matrix
 from .options import MAX_FEATURES, TableOptions
 
 STANDARD_INPUT = "-"

@@ -29,8 +29,6 @@ from ..core.storage import Location, Url, open_bytes
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
     pa.set_memory_pool(pa.jemalloc_memory_pool())
 
-_COPY_BYTES = 1 << 22
-
 _ENVIRONMENT = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOSYS)
 """Errors that do not mean that the file's content is damaged."""
 
@@ -287,11 +285,8 @@ def described_origin(origin: int) -> str:
 
 def file_checksum(path: Location) -> str:
     """Compute the SHA-256 of a file, as ``"sha256:<hex>"``."""
-    digest = hashlib.sha256()
-    with open_bytes(path) as file:
-        while block := file.read(_COPY_BYTES):
-            digest.update(block)
-    return "sha256:" + digest.hexdigest()
+    with open_bytes(path) if isinstance(path, Url) else open(path, "rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

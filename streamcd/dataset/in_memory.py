@@ -6,16 +6,13 @@ not hold all rows mixes rows from many places.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import DataError, ModelError
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns
 from .dataset import Dataset
@@ -147,74 +144,6 @@ class _InMemoryColumns(_Arrays, Columns):
         index = {"feature": occurs, "n_entries": n_entries[occurs]}
         self._arrays = {"entries": {"row": row, "value": columns.data}, "index": index}
         super().__init__(dataset, manifest, table)
-
-
-def number_matrix(X: Any) -> Any:
-    """Return a SciPy sparse matrix unchanged, anything else as a two-dimensional array; its numbers have to be finite."""
-    X = sound_matrix(X)
-    found = X if hasattr(X, "tocsr") else np.asarray(X)
-    if found.ndim != 2 or found.dtype.kind not in "biuf":
-        raise ModelError(
-            f"expected a matrix of numbers, rows by features, found {type(X).__name__} with {found.ndim} dimensions of type "
-            f"{found.dtype}"
-        )
-    if found.dtype.kind == "f" and not np.isfinite(found.sum(dtype=np.float64)):
-        raise ModelError("expected finite values, found others; fill them in, or leave their rows out")
-    return found
-
-
-def refuse_mask(array: Any, name: str) -> None:
-    """Refuse a masked array: NumPy drops the mask in silence, and the values below it would count."""
-    rows = array if isinstance(array, list | tuple) else ()
-    if np.ma.isMaskedArray(array) or any(map(np.ma.isMaskedArray, rows)):
-        raise DataError(
-            f"{name}: expected an array without a mask, found a masked one; give {name}.filled(VALUE), or leave the masked "
-            "rows out"
-        )
-
-
-def sound_matrix(X: Any) -> Any:
-    """Return a matrix, a SciPy one in a format whose arrays were checked: SciPy follows damaged ones into a crash."""
-    refuse_mask(X, "X")
-    if not hasattr(X, "tocsr") or X.ndim != 2:
-        return X
-    if getattr(X, "format", "") not in ("csr", "csc", "bsr", "coo"):
-        X = X.tocsr()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # of indices that are no integers
-        try:
-            if X.format == "coo":
-                type(X)((X.data, (X.row, X.col)), shape=X.shape)
-            else:
-                copy(X).check_format(full_check=True)  # which shortens arrays
-        except (ValueError, TypeError, UserWarning) as error:
-            fault = str(error).splitlines()[0]
-            raise DataError(
-                f"X: expected a whole {X.format.upper()} matrix, found a damaged one ({fault}); make the matrix again"
-            ) from None
-    return X
-
-
-def sparse_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ``indptr``, ``feature`` and ``value`` of the rows of a dense or SciPy sparse matrix of numbers.
-
-    The arrays of a CSR matrix without duplicates are returned themselves, not copied, if their types fit: float32 is kept,
-    other numbers become float64; features are int32 if that is wide enough.
-    """
-    if hasattr(X, "tocsr"):
-        X = X.tocsr()
-        if not X.has_canonical_format:
-            X = X.copy()
-            X.sum_duplicates()
-        indptr, n_entries = X.indptr.astype(np.int64, copy=False), X.indptr[-1]
-        feature, value = X.indices[:n_entries], X.data[:n_entries]
-    else:
-        X = np.ascontiguousarray(X)
-        present = X != 0
-        indptr = starts_of(np.count_nonzero(present, axis=1))
-        feature, value = np.nonzero(present)[1], X[present]
-    number = np.float32 if value.dtype == np.float32 else np.float64
-    return indptr, feature.astype(row_dtype(X.shape[1]), copy=False), value.astype(number, copy=False)
 
 
 def _row_norms(indptr: np.ndarray, value: np.ndarray, row_start: np.ndarray) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from ..core.errors import ConvergenceWarning, UsageError
 from ..core.options import COMPILING, Listener, Progress, compiling_for, telling_of_compilation, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.in_memory import InMemoryDataset, refuse_mask, sound_matrix, sparse_rows
+from ..dataset.in_memory import InMemoryDataset
+from ..models.matrix_encoder import matrix_rows, refuse_mask, sound_matrix
 from ..models.model import Model
 
 try:
@@ -402,7 +403,7 @@ def dataset_of(
     """Make a dataset of checked arrays; rows of weight 0 are left out."""
     if weight is not None and not (kept := weight > 0).all():
         X, label, weight = X[kept], label[kept], weight[kept]
-    return InMemoryDataset(sparse_rows(X), X.shape[1], label, n_classes, weight)
+    return InMemoryDataset(matrix_rows(X), X.shape[1], label, n_classes, weight)
 
 
 def _rows_of(dataset: Dataset, *columns: str) -> Iterator[list[np.ndarray]]:

@@ -24,6 +24,7 @@ from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
 from .encoding import Encoding
+from .matrix_encoder import matrix_rows, number_matrix
 from .model_file import STORED_FIELDS, number_text, write_model
 from .scoring import ClassChoice, SparseRows, class_log_probabilities, score
 from .sparse_weights import SparseWeights, sparse_if_worth
@@ -230,7 +231,6 @@ class Model:
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
-        from ..dataset.in_memory import number_matrix, sparse_rows  # scipy's
 
         by_columns = self.encoding is not None and hasattr(X, "__arrow_c_stream__")
         X = self.encode(X) if by_columns else number_matrix(X)
@@ -239,7 +239,7 @@ class Model:
                 f"expected a column for each of the model's {self.n_features} features, found {X.shape[1]} columns"
             )
         if hasattr(X, "tocsr") or self.scaling.changes_values:
-            indptr, feature, value = sparse_rows(X)
+            indptr, feature, value = matrix_rows(X)
             value = self.scaling.apply(indptr, feature, value, self.n_features)
             return self.decisions(indptr, feature, value)[0]
         return X @ self.weights + self.intercept
