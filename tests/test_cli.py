@@ -147,10 +147,10 @@ def test_a_code_matrix_comes_from_a_file(small_problem, tmp_path):
     assert trained["n_lanes"] == 3
     assert load_model(tmp_path / "run").code.tolist() == [[1, 1, 0], [-1, 0, 1], [0, -1, -1], [0, 1, -1]]
     for content, message in (
-        ("1 2\n", "line 1: expected 2 entries of -1, 0, +1"),
-        ("1 1\n-1\n", "line 2: expected 2 entries"),
-        ("x\n", "line 1: expected 1 entries of -1, 0, +1 (a line per class), found 'x'"),
-        ("", "code: expected rows"),
+        ("1 2\n", "row 1: expected 2 entries of -1, 0, +1"),
+        ("1 1\n-1\n", "row 2: expected 2 entries"),
+        ("x\n", "row 1: expected 1 entries of -1, 0, +1 (a row per class), found 'x'"),
+        ("", "code, row 1: expected"),
     ):
         (tmp_path / "code").write_text(content)
         assert message in refused("train", tmp_path / "data", tmp_path / "run2", "--code", tmp_path / "code")

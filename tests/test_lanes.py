@@ -15,7 +15,7 @@ import streamcd
 from streamcd import Dataset, load_checkpoint, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.setting import assign_folds
-from streamcd.runs.problem_options import ProblemOptions, read_code
+from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.problem import make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -101,19 +101,19 @@ def test_a_code_matrix_that_cannot_work_is_refused(code: list[list[int]], messag
         )
 
 
-def test_a_code_file_is_read_or_its_line_named(tmp_path: Path) -> None:
+def test_a_code_file_is_read_or_its_row_named(tmp_path: Path) -> None:
     path = tmp_path / "code.txt"
     path.write_text("+1 -1\n-1, 1\n")
-    assert read_code(path) == [[1, -1], [-1, 1]]
+    assert ProblemOptions(code=path).code == [[1, -1], [-1, 1]]
     path.write_text("1 -1\n-1 2\n")
-    with pytest.raises(UsageError, match=r"line 2: expected 2 entries of -1, 0, \+1 .*found '-1 2'"):
-        read_code(path)
+    with pytest.raises(UsageError, match=r"row 2: expected 2 entries of -1, 0, \+1 .*found"):
+        ProblemOptions(code=path)
     path.write_text("1 -1\n\n-1\n")
-    with pytest.raises(UsageError, match="line 3"):
-        read_code(path)
+    with pytest.raises(UsageError, match="row 2"):
+        ProblemOptions(code=path)
     path.write_bytes(b"\x1f\x8b\xff\n")
-    with pytest.raises(UsageError, match="line 1"):
-        read_code(path)
+    with pytest.raises(UsageError, match="row 1"):
+        ProblemOptions(code=path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptio
 from . import console
 from .console import Console, Problem, Shown
 from .options import (
-    BIT,
     checkpoint_option,
     force_option,
     liblinear_options,
@@ -181,7 +180,8 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
     """
     from ..runs.verify import find_problems
 
-    problems, advice = find_problems(path, listener, **options)
+    asked = SharedWork(**options)
+    problems, advice = find_problems(path, listener, memory=asked.memory, workers=asked.workers)
     text = f"{path}: all checksums and invariants hold"
     if problems:
         text = f"{len(problems)} found: restore the files named above from a copy, {advice}"
@@ -326,7 +326,7 @@ def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
     "-b",
     "liblinear_proba",
     section="LIBLINEAR's flags",
-    type=BIT,
+    type=bool,
     metavar="0|1",
     help="LIBLINEAR's: -b 1 is --proba.",
 )

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from ..core.errors import StreamcdError, UsageError
+from ..core.errors import UsageError
 from ..core.options import Declared, Section, declared
 from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES
-from ..runs.problem_options import class_weights
+from ..runs.problem_options import costs
 from ..solvers.registry import find_solver
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,25 +40,15 @@ def together(*options: Decorator) -> Decorator:
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
-class Parsed(click.ParamType):
-    """Type of a value parsed from text by a function that raises ValueError where the text is not what is `expected`."""
+class Costs(click.ParamType):
+    """Type of values of C: text, looked at before a mistake of LIBLINEAR's users makes an argument of what follows."""
 
-    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._expected, self._parse = name, expected, parse
+    name = "costs"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text; a default that is not text is returned unchanged."""
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except StreamcdError:
-            raise
-        except ValueError:
-            self.fail(f"expected {self._expected}, found {value!r}.", param, ctx)
-        except FileNotFoundError:
-            self.fail(f"no such file: {value}.", param, ctx)
-
-
-BIT = Parsed("bit", "0 or 1", lambda text: bool(["0", "1"].index(text)))
+        """Refuse what is no number."""
+        costs(value)
+        return value
 
 
 def options_of(declaration: type) -> Decorator:
@@ -91,8 +81,8 @@ def _type(one: Declared) -> Any:
     """Return the type of an option for click: of text and numbers, text."""
     if one.option.choices:
         return click.Choice(one.option.choices)
-    if one.option.text is not None:
-        return Parsed(one.name, *one.option.text)
+    if one.name == "C" and one.type is Any:
+        return Costs()
     union = isinstance(one.type, types.UnionType)
     kinds = set(typing.get_args(one.type)) - {types.NoneType} if union else {one.type}
     if Path in kinds:
@@ -185,7 +175,7 @@ def training_keywords(
     if label_weights:
         if class_weight is not None:
             raise UsageError("-wLABEL and --class-weight say the same: give one of them")
-        class_weight = class_weights(",".join(f"{label}={weight!r}" for label, weight in label_weights))
+        class_weight = ",".join(f"{label}={weight!r}" for label, weight in label_weights)
         notes.append(LIBLINEAR_WEIGHTS)
     if solver_type is not None:
         others |= _problem_of_type(solver_type)

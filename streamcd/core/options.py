@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
 from pathlib import Path
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from .errors import UsageError, escaped
 
@@ -160,13 +160,6 @@ class Section(StrEnum):
     OUTPUT = "Output"
 
 
-class Text(NamedTuple):
-    """Reading of an option's value from text: what is expected, and a function that raises ValueError for anything else."""
-
-    expected: str
-    parse: Callable[[str], Any]
-
-
 @dataclass(frozen=True)
 class Option:
     """Everything about an option but its name, type and default.
@@ -187,8 +180,6 @@ class Option:
         All its values, if it is one of a few words.
     least : int
         The least number that it may be.
-    text : Text, optional
-        Reading of the command line's text, where it is not that of the type.
     default_is : str
         What None, or a default that is computed, stands for.
     bare : str, optional
@@ -202,7 +193,6 @@ class Option:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
-    text: Text | None = None
     default_is: str = ""
     bare: str | None = None
 

@@ -124,7 +124,7 @@ def is_unfinished(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
 
-def verify_model(path: Path, *, memory: str) -> list[str]:
+def verify_model(path: Path, *, memory: int | str) -> list[str]:
     """Check the model in a directory, or those of a path over C or λ; returns the problems, one line each."""
     problems = []
     for directory in models_of_path(path).values() or [find_model(path)]:

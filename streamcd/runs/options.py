@@ -21,9 +21,7 @@ from ..core.options import (
 from ..core.storage import local_path
 from ..prediction.options import ModelOptions
 from .problem_options import (
-    COSTS,
     MAX_FOLDS,
-    SECONDS,
     ProblemOptions,
     SharedRounds,
     seconds,
@@ -71,17 +69,10 @@ class SessionOptions(ListenerOptions, Checked):
     )
 
     def _set_seconds(self, *names: str) -> None:
-        """Take times as numbers of seconds, or as the command line has them."""
+        """Take times as numbers of seconds, or as text."""
         for name in names:
-            given = getattr(self, name)
-            if given == getattr(type(self), name):  # None, or seconds
-                continue
-            try:
-                self._set(**{name: seconds(given) if isinstance(given, str) else float(given)})
-            except (TypeError, ValueError):
-                raise UsageError(
-                    f"{name}: expected seconds, or a time such as 60s, 5m or 1h, found {given!r}"
-                ) from None
+            if (given := getattr(self, name)) is not None:
+                self._set(**{name: seconds(name, given)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +94,11 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.STOPPING,
     )
     max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
-    max_seconds: float | None = option(
+    max_seconds: float | str | None = option(
         None,
         "Stop after this time with a checkpoint and no model (stop_reason time), for batch queues; a training that ends "
         "sooner has its model. Checked after each part of the data that is in memory.",
         metavar="TIME",
-        text=SECONDS,
         section=Section.STOPPING,
     )
     start_from: Place = option(
@@ -125,11 +115,10 @@ class TrainOptions(ProblemOptions, SessionOptions):
         "is trained in groups, one after another.",
         metavar="SIZE",
     )
-    checkpoint_every: float = option(
+    checkpoint_every: float | str = option(
         60.0,
         "Time between checkpoints, from which `resume` continues, in seconds, or such as 2m.",
         metavar="TIME",
-        text=SECONDS,
         section=Section.RUN,
     )
     resume: bool = option(
@@ -139,11 +128,10 @@ class TrainOptions(ProblemOptions, SessionOptions):
         section=Section.RUN,
     )
     force: bool = option(False, "Replace an existing run.", section=Section.RUN)
-    worker_timeout: float | None = option(
+    worker_timeout: float | str | None = option(
         None,
         "With workers: exclude one that has not responded for this time; others take over its shards.",
         metavar="TIME",
-        text=SECONDS,
         default_is="300s",
         section=Section.PROCESSORS,
     )
@@ -211,7 +199,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         if not self.on_workers:
             return None
         timeout = WORKER_TIMEOUT if self.worker_timeout is None else self.worker_timeout
-        return SharedRounds(timeout, self.memory_bytes if self.workers else None)
+        return SharedRounds(float(timeout), self.memory_bytes if self.workers else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +212,6 @@ class TuneOptions(TrainOptions):
         "values of `l1` are tried.",
         kind="sequence of float",
         flags="-C -c --C",
-        text=COSTS,
         default_is="1 with several values of l1, else it has to be given",
     )
     cv: int = option(
@@ -246,7 +233,7 @@ class TuneOptions(TrainOptions):
     workers: int | None = None
     scheduler: str | None = None
     client: Any = None
-    worker_timeout: float | None = None
+    worker_timeout: float | str | None = None
     plan: Any = None
     search: bool = True
 
@@ -270,7 +257,7 @@ class ResumeOptions(SessionOptions):
 
     max_passes: int | None = again(TrainOptions, "max_passes")
     tol: float | None = again(TrainOptions, "tol")
-    checkpoint_every: float | None = again(TrainOptions, "checkpoint_every")
+    checkpoint_every: float | str | None = again(TrainOptions, "checkpoint_every")
     dataset: Place = option(
         None,
         "The dataset's directory, if it was moved after the run began; it has to be the same dataset.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
 from ..core.files import Positive
-from ..core.options import Checked, Section, Text, as_number, number_or_word, option
+from ..core.options import Checked, Section, as_number, number_or_word, option
 from ..kernels.loss_table import (
     LOSS_ALIASES,
     LOSSES,
@@ -48,109 +48,74 @@ ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 """``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Values as text
+# Values in one form, of those that Python has or of text
 
 
-def seconds(text: str) -> float:
-    """Parse a length of time: ``90``, ``90s``, ``1.5m``, ``2h``."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s|m|min|h|)", text.strip())
-    if not match:
-        raise ValueError(text)
-    return float(match.group(1)) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match.group(2)]
-
-
-def class_weights(text: str) -> str | dict[float | str, float]:
-    """Parse ``balanced``, or ``LABEL=WEIGHT,…``."""
-    if text == "balanced":
-        return text
-    pairs = [pair.rsplit("=", 1) for pair in text.split(",")]
-    weights = {_label(label): float(weight) for label, weight in pairs}
-    if len(weights) != len(pairs):
-        raise UsageError(f"class_weight: expected each label once, found {text!r}")
-    return weights
-
-
-def _label(text: str) -> float | str:
-    """Parse a label: a number where it is one, else a name."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def read_code(path: str) -> list[list[int]]:
-    """Read a code matrix: a line per class (ascending labels) of -1, 0 and +1, separated by spaces or commas."""
-    rows: list[list[int]] = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            tokens = line.replace(",", " ").split()
-            width = len(rows[0]) if rows else len(tokens)
-            if tokens and (len(tokens) != width or not set(tokens) <= {"-1", "0", "1", "+1"}):
-                raise UsageError(
-                    f"{path}, line {number}: expected {width} entries of -1, 0, +1 (a line per class), "
-                    f"found {line.strip()[:60]!r}"
-                )
-            rows += [[int(token) for token in tokens]] if tokens else []
-    return rows
-
-
-def numbers(text: str) -> list[float]:
-    """Parse numbers separated by commas."""
-    return [float(number) for number in text.split(",")]
-
-
-def costs(text: str) -> list[float]:
-    """Parse values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
-    try:
-        return numbers(text)
-    except ValueError:
-        raise UsageError(
-            f"-C: expected a number, or several separated by commas, found {text!r}; 'streamcd tune DATASET RUN -C "
-            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
-        ) from None
-
-
-def _number_or(*words: str) -> Text:
-    """Make the reading of a number, or one of a few words."""
-
-    def parse(text: str) -> float | str:
-        return text if text in words else float(text)
-
-    return Text(" or ".join(("a number", *words)), parse)
-
-
-SECONDS = Text("a time such as 60s, 5m or 1h", seconds)
-COSTS = Text("a number, or several separated by commas", costs)
-NUMBERS = Text(COSTS.expected, numbers)
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Values in one form
+def seconds(name: str, given: Any) -> float:
+    """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
+    units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
+    found = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
+    if math.isnan(found):
+        raise UsageError(f"{name}: expected a time such as 60s, 5m or 1h, found {given!r}")
+    return found
 
 
 def _numbers(given: Any) -> tuple[float, ...]:
-    """Return the values of an option that takes one or several as a tuple."""
-    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
+    """Return the values of an option that takes one or several, separated by commas in text, as a tuple."""
+    if isinstance(given, str):
+        given = given.split(",")
+    several = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
     return tuple(map(as_number, given if several else (given,)))
 
 
+def costs(given: Any) -> tuple[float, ...]:
+    """Return values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
+    found = _numbers(given)
+    if isinstance(given, str) and any(map(math.isnan, found)):
+        raise UsageError(
+            f"-C: expected a number, or several separated by commas, found {given!r}; 'streamcd tune DATASET RUN -C "
+            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
+        )
+    return found
+
+
 def _pairs(weights: Any) -> ClassWeight:
-    """Return the factors of classes as pairs."""
+    """Return the factors of classes as pairs, also those of text ``LABEL=WEIGHT,…``; a label is a number where it can be."""
     if weights is None or weights == "balanced":
         return weights
-    if isinstance(weights, str):
-        raise UsageError(f"expected class weights as 'balanced' or LABEL=WEIGHT,…, found {weights!r}")
     pairs = weights.items() if isinstance(weights, Mapping) else weights
-    return tuple(
-        (label if isinstance(label, str) else float(label), float(factor)) for label, factor in pairs
+    if isinstance(weights, str):
+        pairs = [pair.rpartition("=")[::2] for pair in weights.split(",")]
+        pairs = [
+            (label if math.isnan(as_number(label)) else as_number(label), factor) for label, factor in pairs
+        ]
+    found = tuple(
+        (label if isinstance(label, str) else float(label), as_number(factor)) for label, factor in pairs
     )
+    if len(dict(found)) < len(found) or any(math.isnan(factor) for _, factor in found):
+        raise UsageError(
+            f"class_weight: expected 'balanced' or LABEL=WEIGHT,…, with each label once, found {weights!r}"
+        )
+    return found
 
 
 def _rows(code: Any) -> list[list[int]]:
-    """Return a code matrix as a list of rows."""
-    rows = [[int(sign) for sign in row] for row in code]
-    if len({len(row) for row in rows}) != 1 or not {-1, 0, 1}.issuperset(itertools.chain(*rows)):
-        raise UsageError("code: expected rows of one length, of -1, 0 and 1")
-    return rows
+    """Return a code matrix as a list of rows: of arrays, or of a file with a line for each class (ascending labels)."""
+    if isinstance(code, str | os.PathLike):
+        if not os.path.isfile(code):
+            raise UsageError(f"code: no such file: {code}")
+        with open(code, encoding="utf-8", errors="replace") as file:
+            lines = [line.replace(",", " ").split() for line in file]
+        code = [tokens for tokens in lines if tokens]
+    rows = [[sign if math.isnan(number := as_number(sign)) else number for sign in row] for row in code]
+    for number, row in enumerate(rows or [[]], start=1):
+        if not row or len(row) != len(rows[0]) or not {-1, 0, 1}.issuperset(row):
+            raise UsageError(
+                f"code, row {number}: expected {len(rows[0]) if rows else 1} entries of -1, 0, +1 (a row per class), found "
+                f"{' '.join(map(str, row))[:60]!r}"
+            )
+    return [[int(sign) for sign in row] for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,7 +187,7 @@ class ProblemOptions(_LossParameters, Checked):
         "a sequence), are trained in the same passes, and each gets a model of its own.",
         kind="float or sequence of float",
         flags="-C -c --C",
-        text=COSTS,
+        metavar="NUMBER,…",
     )
     bias: float | str = option(
         "auto",
@@ -232,7 +197,6 @@ class ProblemOptions(_LossParameters, Checked):
         kind='"auto", "none" or float',
         flags="-B --bias",
         metavar="auto|none|NUMBER",
-        text=_number_or("auto", "none"),
     )
     unpenalized_bias: bool = option(
         False,
@@ -248,7 +212,6 @@ class ProblemOptions(_LossParameters, Checked):
         "fitted to.",
         kind='mapping of label to factor, or "balanced"',
         metavar="balanced|LABEL=W,...",
-        text=Text("'balanced' or LABEL=WEIGHT,LABEL=WEIGHT", class_weights),
     )
     code: Any = option(
         None,
@@ -256,7 +219,6 @@ class ProblemOptions(_LossParameters, Checked):
         "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
         kind="array of -1, 0, +1, shape (classes, problems)",
         metavar="FILE",
-        text=Text("a file", read_code),
         section=Section.PROBLEM,
     )
     omega: float | str = option(
@@ -264,7 +226,6 @@ class ProblemOptions(_LossParameters, Checked):
         "Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 "
         "and below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
         metavar="NUMBER|auto",
-        text=_number_or("auto"),
         section=Section.METHOD,
     )
     acceleration: float | str = option(
@@ -275,7 +236,6 @@ class ProblemOptions(_LossParameters, Checked):
         "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and no strength "
         "can be given. Training is plain by dual with `eps` or an `omega` other than 1, by sor, newton and working-set.",
         metavar="auto|none|STRENGTH",
-        text=_number_or("auto", "none"),
         section=Section.METHOD,
     )
     ridge: float | None = option(
@@ -304,7 +264,7 @@ class ProblemOptions(_LossParameters, Checked):
         "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are trained in the same "
         "passes, with each C, and each gets a model of its own.",
         kind="float or sequence of float",
-        text=NUMBERS,
+        metavar="NUMBER,…",
         default_is="1",
         section=Section.PENALTY,
     )
@@ -323,7 +283,7 @@ class ProblemOptions(_LossParameters, Checked):
         )
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
-            C=_numbers(self.C),
+            C=costs(self.C),
             l1=None if self.l1 is None else tuple(sorted(set(_numbers(self.l1)), reverse=True)),
             bias=NO_BIAS if bias == "none" else bias,
             unpenalized_bias=bool(self.unpenalized_bias),

@@ -144,7 +144,7 @@ def _begin(
     # first: for rows in memory a run is not what is missing
     dataset = open_dataset(dataset, cache=asked.cache)
     path, listener = local_path(run, "a run"), asked.listener or Listener()
-    until = deadline(asked.max_seconds)
+    until = deadline(None if asked.max_seconds is None else float(asked.max_seconds))
     session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
     asked = settle(asked, dataset, listener)
@@ -229,7 +229,7 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
         config,
         dataset=place,
         rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
-        checkpoint_every=config.checkpoint_every if every is None else every,
+        checkpoint_every=config.checkpoint_every if every is None else float(every),
     )
 
 

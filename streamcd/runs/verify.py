@@ -24,7 +24,7 @@ from .describe import kind_of_directory, read_scores
 from .previous_run import data_problems
 
 
-def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -> tuple[list[str], str]:
+def find_problems(path: str, listener: Listener, *, memory: int | str, workers: int) -> tuple[list[str], str]:
     """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
     place = location(path)
     if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
@@ -45,7 +45,7 @@ def find_problems(path: str, listener: Listener, *, memory: str, workers: int) -
         return [str(error)], advice
 
 
-def verify_run(path: Path, listener: Listener, *, memory: str) -> list[str]:
+def verify_run(path: Path, listener: Listener, *, memory: int | str) -> list[str]:
     """Check the state, the slots, the log and the models of a run; returns a line a problem, which names the file.
 
     One process reads a slot and a model at a time, which have to fit in `memory`. Nothing is written.
