@@ -135,7 +135,7 @@ def _open_slots(
     return store
 
 
-def _model_problems(path: Path, memory: str) -> Iterator[str]:
+def _model_problems(path: Path, memory: int | str) -> Iterator[str]:
     single = (path / "model" / "model.json").exists()
     for directory in [*models_of_path(path).values(), *([path / "model"] if single else [])]:
         try:
