@@ -31,8 +31,9 @@ from streamcd import Listener, convert, evaluate, load_model, make_columns, pred
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, external_shuffle
-from streamcd.conversion.byte_sources import cut_into_ranges
 from streamcd.conversion.external_shuffle import cut_chunks
+from streamcd.conversion.libsvm import LibsvmReader
+from streamcd.conversion.sources import Reading
 from streamcd.core import files
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -411,16 +412,20 @@ def test_verify_finds_the_same_with_several_workers(text_file: Path, tmp_path: P
 # The parts
 
 
-def test_ranges_are_the_whole_in_order(text_file: Path, several_files: list[str]) -> None:
+def test_ranges_are_the_whole_in_order(
+    text_file: Path, several_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = text_file.read_bytes()
     for size in (1, 50, 1000, 1 << 14, 1 << 30):
-        ranges = [*cut_into_ranges([str(text_file)], size)]
+        for bound in ("LEAST_RANGE_BYTES", "MOST_RANGE_BYTES"):
+            monkeypatch.setattr(byte_sources, bound, size)
+        ranges = LibsvmReader([str(text_file)], Reading()).pieces(2)
         stops = [len(text) if part.stop is None else part.stop for part in ranges]
         assert [part.start for part in ranges] == [0, *stops[:-1]]
         assert stops[-1] == len(text)
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
     paths = byte_sources.expand(several_files)[0]
-    assert [part.path for part in cut_into_ranges(paths, 1 << 30)] == paths
+    assert [part.path for part in LibsvmReader(paths, Reading()).pieces(2)] == paths
 
 
 def test_chunks_end_in_the_same_places_however_the_rows_come(

@@ -12,7 +12,7 @@ import lzma
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +36,6 @@ PADDING = 16
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_EXPANSION = 8  # of compressed text
 _COMPRESSED_READ_BYTES = 1 << 18
 
 
@@ -312,17 +311,27 @@ class TextReader(Reader):
     paths: list[str]
     reading: Reading
 
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
-        return sum(
-            (_EXPANSION if piece.stop is None and is_compressed(piece.path) else 1) * piece.n_bytes
-            for piece in pieces
-        )
-
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        if n_tasks == 1:
-            return super().pieces()
-        size = sum(file_size(path) or 0 for path in self.paths) // n_tasks
-        return [*cut_into_ranges(self.paths, min(max(size, LEAST_RANGE_BYTES), MOST_RANGE_BYTES))]
+        """Return whole files, or ranges of lines of about one size; compressed files are not cut."""
+        found: list[Piece] = []
+        most = sum(file_size(path) or 0 for path in self.paths) // n_tasks
+        most = min(max(most, LEAST_RANGE_BYTES), MOST_RANGE_BYTES)
+        for whole in super().pieces():
+            path, _, _, size = whole
+            if n_tasks == 1 or size <= most or is_compressed(path):
+                found.append(whole)
+                continue
+            with io.BufferedReader(open_bytes(path)) as file:
+                start = 0
+                while start < size:
+                    # the first line that begins where the cut should be, or after it; a long line is never cut
+                    file.seek(start + most - 1)
+                    while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
+                        pass
+                    stop = min(file.tell(), size)
+                    found.append(Piece(path, start, stop, stop - start))
+                    start = stop
+        return found
 
     def count(self, piece: Piece) -> Counted:
         n_rows = n_lines = 0
@@ -338,22 +347,3 @@ class TextReader(Reader):
         raise NotImplementedError
 
     last_end = staticmethod(last_line_end)
-
-
-def cut_into_ranges(paths: Sequence[str], range_bytes: int) -> Iterator[Piece]:
-    """Cut regular files into ranges of about `range_bytes` that can be read on their own; compressed ones are not cut."""
-    for path in paths:
-        size = file_size(path) or 0
-        if size <= range_bytes or is_compressed(path):
-            yield Piece.whole(path)
-            continue
-        with io.BufferedReader(open_bytes(path)) as file:
-            start = 0
-            while start < size:
-                # the first line that begins where the cut should be, or after it; a long line is never cut
-                file.seek(start + range_bytes - 1)
-                while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
-                    pass
-                stop = min(file.tell(), size)
-                yield Piece(path, start, stop, stop - start)
-                start = stop

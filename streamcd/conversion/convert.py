@@ -94,7 +94,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         else:
             source = open_data(sources, reading, options)
         held_bytes = source.held_bytes
-        numbers_strings = not from_files or source.names_labels or source.encoding is not None
+        numbers_strings = not from_files or source.has_strings
         if not held_bytes:
             break
     _check(asked, like, source)

@@ -24,8 +24,8 @@ from ..solvers.problem import LEAST_WEIGHT
 from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures
 from .numbering import LABELS, save_strings
-from .rows import Counts, RowBatch, Rows, are_weights
-from .sources import LIBSVM, Block, Source
+from .rows import NARROW, Counts, RowBatch, Rows, are_weights
+from .sources import LIBSVM, Block, Piece, Source
 
 if TYPE_CHECKING:
     from ..models.string_table import StringTable
@@ -55,8 +55,8 @@ def row_batches(
         encoder = TableEncoder(encoding, dtype, strings if source.grows else None, first_index, end, ignore)
     numbered = _name_numbers(source, strings) if source.names_labels else _as_numbers
     counts, kept = Counts(), [] if encoding is None else encoding.kept
-    blocks = source.blocks(pieces, first_line)
-    for block in blocks if source.in_memory else ahead(blocks):
+    blocks = source.reader.blocks(Piece(""), source.table_types) if source.in_memory else None
+    for block in blocks or ahead(source.blocks(pieces, first_line)):
         if encoding is not None:
             from .table_columns import text_columns
 
@@ -224,15 +224,14 @@ class Weights(NamedTuple):
 class Parsing:
     """Parameters of parsing that all workers share."""
 
+    work: Path  # with directories for the strings, distinct indices and kept columns of each task
     form: RunFormat
     source: Source
     map_bytes: int  # memory of strings, or of distinct indices
-    dictionaries: Path | None  # a directory for the strings of each task
-    distinct: Path | None  # a directory for the indices that occur in each task
+    compact: bool  # the indices that occur are gathered
     # of features that are known: entries of others are left out
     indices: SourceIndices | None
     weights: Weights | None
-    kept: Path | None  # a directory for the columns of each task that are kept beside the rows
     hold: bool  # all rows in memory if they fit, where there is one task
     most_features: int | None  # with which rows are held
 
@@ -251,17 +250,19 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    counts, n_unknown, strings = Counts(), 0, None
-    distinct = None if parsing.distinct is None else DistinctFeatures(parsing.map_bytes)
-    if parsing.dictionaries is not None:
+    source, number, counts, n_unknown = parsing.source, f"{task.number:07d}", Counts(), 0
+    distinct = DistinctFeatures(parsing.map_bytes) if parsing.compact else None
+    strings = kept = None
+    if source.has_strings:
         from ..models.string_table import StringTable
 
         strings = StringTable(parsing.map_bytes)
-    kept = None if parsing.kept is None else KeptWriter(parsing.kept / f"{task.number:07d}.parquet")
+    if source.encoding is not None and source.encoding.kept:
+        kept = KeptWriter(parsing.work / "kept" / f"{number}.parquet")
     run = RunWriter(parsing.form, task.number)
-    batches = row_batches(parsing.source, task.pieces, task.first_row, task.first_line, strings)
+    batches = row_batches(source, task.pieces, task.first_row, task.first_line, strings)
     # a program's own data may have to be read by the thread that made it
-    for batch in batches if parsing.source.in_memory else ahead(batches):
+    for batch in batches if source.in_memory else ahead(batches):
         counts, rows = batch.counts, batch.rows
         if parsing.weights is not None:
             rows = replace(rows, weight=parsing.weights.of(rows, task))
@@ -272,17 +273,17 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
         elif parsing.indices is not None:
             n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
             n_unknown += n_before - rows.n_entries
-        run.append(rows, counts.is_wide)
+        run.append(rows, counts.max_index > NARROW)
         if tell is not None:
             tell(batch.bytes_read)
     fits = parsing.most_features is None or counts.max_index < parsing.most_features
     held = run.close(hold=parsing.hold and fits)
     if kept is not None:
         kept.close()
-    if strings is not None and parsing.dictionaries is not None:
-        save_strings(strings, parsing.dictionaries, task.number)
-    if distinct is not None and parsing.distinct is not None:
-        np.save(parsing.distinct / f"{task.number:07d}.npy", distinct.merge())
+    if strings is not None:
+        save_strings(strings, parsing.work / "dictionaries", task.number)
+    if distinct is not None:
+        np.save(parsing.work / "distinct" / f"{number}.npy", distinct.merge())
     if task.n_rows not in (None, counts.n_rows):
         raise changed(task.pieces[0].path)
     counts = replace(counts, n_entries=counts.n_entries - n_unknown, n_ignored=counts.n_ignored + n_unknown)

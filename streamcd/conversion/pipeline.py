@@ -45,11 +45,12 @@ from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
 from .options import ConvertOptions
 from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
-from .rows import Counts
+from .rows import NARROW, Counts
 from .sources import Source, check_rows, counted_pieces, display_name
 from .table_columns import describe_uses
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
+_EXPANSION = 4  # of compressed text, or columns
 
 
 class Like(NamedTuple):
@@ -106,10 +107,10 @@ class Conversion:
         for one in found:
             counts.add(one.counts)
         names, table = list[str](), list[dict[str, Any]]()
-        if source.names_labels or encoding is not None:
+        if source.has_strings:
             encoding, names, table = self._merge_strings(counts.n_missing)
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
-        reader = RunReader(form, counts.is_wide, found[-1].held)
+        reader = RunReader(form, counts.max_index > NARROW, found[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
@@ -149,10 +150,10 @@ class Conversion:
             raise weights.refusal(counted)
         bits = _UNKNOWN_BITS if options.shuffle else SEGMENT_BITS
         if source.total_bytes is not None and options.shuffle:
-            expected = source.reader.expected_bytes([piece for task in tasks for piece in task.pieces])
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
             # Buckets too small cost less than buckets too large, which are cut, and written again
-            bits = min(int(np.ceil(np.log2(max(12 * expected / plan.sort_bytes, 2)))), MAX_BITS)
+            expected = 12 * _EXPANSION * source.total_bytes
+            bits = min(int(np.ceil(np.log2(max(expected / plan.sort_bytes, 2)))), MAX_BITS)
         form = RunFormat(
             work / "runs",
             options.seed if options.shuffle else None,
@@ -166,14 +167,13 @@ class Conversion:
         most_features = None if options.scale == "none" else plan.statistics_bytes // 8
         pool = Pool(1, self.pool.listener) if source.in_memory else self.pool
         parsing = Parsing(
+            work,
             form,
             source,
             plan.map_bytes,
-            dictionaries=work / "dictionaries" if source.names_labels or source.encoding else None,
-            distinct=work / "distinct" if options.compact and known is None else None,
+            compact=options.compact and known is None,
             indices=known,
             weights=weights,
-            kept=work / "kept" if source.encoding is not None and source.encoding.kept else None,
             hold=self.pool.n_workers == 1,
             most_features=most_features,
         )

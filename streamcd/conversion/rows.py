@@ -11,7 +11,8 @@ from ..kernels.rows import take_items
 from ..models.unknown_values import Unknown, add_unknown, unknown_values
 from ..solvers.problem import LEAST_WEIGHT
 
-_INT32_MAX = 2**31 - 1
+NARROW = 2**31 - 1
+"""The largest index of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,6 @@ class Counts:
     unseen: dict[str, Unknown] = field(default_factory=dict)
     unindicated: dict[str, Unknown] = field(default_factory=dict)
     n_missing: Any = 0  # values, by column of a table
-
-    @property
-    def is_wide(self) -> bool:
-        """True where an index takes more than 32 bits."""
-        return self.max_index > _INT32_MAX
 
     def add(self, later: Counts) -> None:
         """Take in the counts of text that comes later."""

@@ -121,10 +121,6 @@ class Reader:
         """Return all of it, in consecutive pieces: whole files, or about `n_tasks`."""
         return [Piece.whole(path) for path in self.paths]
 
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
-        """Estimate the bytes of some pieces of files on disk, as text."""
-        return 2 * sum(piece.n_bytes for piece in pieces)
-
     def count(self, piece: Piece) -> Counted:
         """Count the rows of a piece."""
         raise NotImplementedError
@@ -143,8 +139,8 @@ class TableReader(Reader):
         """Return the columns of a file."""
         raise NotImplementedError
 
-    def first_rows(self) -> pa.RecordBatch | None:
-        """Return the first rows; None where there are none."""
+    def first_rows(self) -> pa.RecordBatch:
+        """Return the first rows of all columns."""
         raise NotImplementedError
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
@@ -174,6 +170,11 @@ class Source:
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
     renamed: Mapping[str, str] = field(default_factory=dict)  # names that columns were given, with the reason
     columns: tuple[str, ...] = ()  # of a table whose encoding is made
+
+    @property
+    def has_strings(self) -> bool:
+        """True where there are names of classes, or there may be categories."""
+        return self.names_labels or self.encoding is not None
 
     @property
     def of_indices(self) -> bool:
@@ -297,9 +298,6 @@ class MemoryReader(TableReader):
 
     def first_rows(self) -> pa.RecordBatch:
         return self.first[0][0].slice(0, FIRST_ROWS)
-
-    def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        return [Piece("")]
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         expected, before = "", 0

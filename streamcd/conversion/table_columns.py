@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,18 @@ def text_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str) ->
     """Return a record batch with columns of bytes as strings, where `types` has them so."""
     for number, field in enumerate(batch.schema):
         if types.get(field.name) == "string" and type_name(field.type) in _BYTES:
-            try:
-                texts = batch.column(number).cast(pa.large_string())
-            except pa.ArrowInvalid:
-                raise DataError(
-                    f"{place}: column {field.name!r}: expected text in UTF-8, found other bytes"
-                ) from None
+            texts = _as_text(batch.column(number))
+            if texts is None:
+                raise DataError(f"{place}: column {field.name!r}: expected text in UTF-8, found other bytes")
             batch = batch.set_column(number, field.name, texts)
     return batch
+
+
+def _as_text(column: pa.Array) -> pa.Array | None:
+    """Return bytes as text, as Impala and old versions of Spark write it; None where they are not in UTF-8."""
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.large_string())
+    return None
 
 
 def _index_of(schema: pa.Schema) -> list[str]:
@@ -110,7 +115,7 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, first: pa.RecordBatch | None, is_text: bool, options: TableOptions, name: str
+    schema: pa.Schema, first: pa.RecordBatch, is_text: bool, options: TableOptions, name: str
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
@@ -124,10 +129,8 @@ def choose_encoding(
         )
     if is_text:  # a code with zeros before it stays as it stands
         types |= dict.fromkeys(types.keys() & {*options.category, options.id, options.fold}, "string")
-    if first is not None:
-        in_bytes = [column for column, kind in types.items() if kind in _BYTES]
-        types |= {column: "string" for column in in_bytes if _is_text(first.column(column))}
-        first = text_columns(first, types, name)
+    in_bytes = [column for column, kind in types.items() if kind in _BYTES]
+    types |= {column: "string" for column in in_bytes if _as_text(first.column(column)) is not None}
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
@@ -159,7 +162,9 @@ def choose_encoding(
     return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
 
 
-def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOptions) -> Column | str:
+def _column(
+    feature: str, types: Mapping[str, str], first: pa.RecordBatch, options: TableOptions
+) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     if pair := _pair(feature, types):
         return Column(pair[0], "sparse", pair[1])
@@ -170,37 +175,24 @@ def _column(feature: str, types: Mapping[str, str], first: Any, options: TableOp
         return Column(feature, "number")
     if kind == "boolean":
         return Column(feature, "number", form="boolean")
+    given = first.column(feature)
     if kind == "time":
-        seconds = seconds_of(first.column(feature), 0) if first is not None else np.empty(0)
-        known = seconds[~np.isnan(seconds)]
         # times of day and lengths have no origin
-        dated = known.size and have_dates(first.column(feature))
-        return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if dated else 0)
+        seconds = seconds_of(given, 0) if have_dates(given) else np.empty(0)
+        known = seconds[~np.isnan(seconds)]
+        return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if known.size else 0)
     if kind != "string":
-        return (
-            "it holds bytes that are no text in UTF-8"
-            if kind in _BYTES
-            else f"it holds values of type {kind}"
-        )
+        what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
+        return f"it holds {what}"
     if options.hash:
         return Column(feature, "hashed")
-    given = None if first is None or feature in options.features else first.column(feature).drop_null()
+    n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
-    if given is not None and len(given) >= _LEAST_STRINGS:
-        n_distinct = len(given.unique())
-        if n_distinct > _MOST_DIFFERENT * len(given):
-            told = f"{n_distinct:,} of its first {len(given):,} strings are different"
-            return f"{told}; --category takes them, --id keeps them for predictions"
+    differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
+    if differ and feature not in options.features:
+        told = f"{n_distinct:,} of its first {n_given:,} strings are different"
+        return f"{told}; --category takes them, --id keeps them for predictions"
     return Column(feature, "category")
-
-
-def _is_text(column: pa.Array) -> bool:
-    """Check bytes for UTF-8: as Impala and old versions of Spark write strings."""
-    try:
-        column.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def wanted_types(

@@ -60,16 +60,22 @@ class FileReader(TableReader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece.whole(path)]
         return found
 
-    def first_rows(self) -> pa.RecordBatch | None:
-        return self._first_rows(column_types(self.schema(self.paths[0]), self.paths[0]))
-
-    def _first_rows(self, types: Mapping[str, str]) -> pa.RecordBatch | None:
-        found: list[pa.RecordBatch] = []
-        for block in self.blocks(Piece(self.paths[0]), types):
-            found.append(block.content)
-            if sum(batch.num_rows for batch in found) >= FIRST_ROWS:
-                break
-        return one_batch(pa.Table.from_batches(found).slice(0, FIRST_ROWS)) if found else None
+    def first_rows(self) -> pa.RecordBatch:
+        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
+        path, schema = self.paths[0], self.schema(self.paths[0])
+        types, n = [*column_types(schema, path).items()], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
+        columns: dict[str, pa.ChunkedArray] = {}
+        for k in range(0, len(types), n):
+            batches: list[pa.RecordBatch] = []
+            for block in self.blocks(Piece(path), dict(types[k : k + n])):
+                batches.append(block.content)
+                if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+                    break
+            if batches:
+                table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
+                columns |= zip(table.column_names, table.columns, strict=True)
+        found = pa.Table.from_arrays([*columns.values()], [*columns])
+        return one_batch(found if columns else flat_columns(schema.empty_table()))
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
@@ -117,13 +123,6 @@ class ParquetReader(FileReader):
         stop = metadata.num_row_groups if piece.stop is None else piece.stop
         return [metadata.row_group(group) for group in range(piece.start, stop)]
 
-    def expected_bytes(self, pieces: Sequence[Piece]) -> int:
-        groups = [group for piece in pieces for group in self._groups(piece)]
-        # what is encoded by a dictionary is larger decoded
-        return sum(
-            max(group.total_byte_size, _CELL_BYTES * group.num_rows * group.num_columns) for group in groups
-        )
-
     def sizes(self, path: str) -> list[int]:
         return [group.total_byte_size for group in self._groups(Piece(path))]
 
@@ -145,16 +144,6 @@ class ParquetReader(FileReader):
             if name not in schema.names:
                 schema = schema.append(pa.field(name, value.type))
         return schema
-
-    def _first_rows(self, types: Mapping[str, str]) -> pa.RecordBatch | None:
-        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        names, n = [*types], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
-        parts = [{name: types[name] for name in names[k : k + n]} for k in range(0, len(names), n)]
-        found = [
-            batch for part in parts if (batch := super(ParquetReader, self)._first_rows(part)) is not None
-        ]
-        columns = {name: batch.column(name) for batch in found for name in batch.schema.names}
-        return pa.RecordBatch.from_pydict(columns) if found else None
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         partitions = self.partitions.get(piece.path, {})
