@@ -126,7 +126,7 @@ class RunWriter:
         else:
             bucket = form.buckets(rows.source_row, form.bits)
         self._writer.append(bucket, Records(fields, rows.indptr, (rows.index, rows.value)))
-        self._n_bytes += rows.n_rows * _ROW_BYTES + rows.n_entries * layout.item_bytes
+        self._n_bytes += rows.n_rows * _ROW_BYTES + rows.index.size * layout.item_bytes
 
     def close(self, hold: bool = False) -> Rows | None:
         """Write the remaining rows; with `hold`, return all if they are in memory, and write nothing."""
@@ -160,7 +160,7 @@ class RunReader:
         self._runs: list[str] = []
         self.is_held = held is not None
         if held is not None:
-            cell, order = Cell("", 0, held.n_rows, held.n_entries), form.order(held.source_row)
+            cell, order = Cell("", 0, held.n_rows, held.index.size), form.order(held.source_row)
             self._loaded, self.n_buckets = (cell, held, order), 1
         else:
             self._runs = sorted(path.name for path in form.directory.glob("run-*"))

@@ -30,6 +30,10 @@ from .sources import LIBSVM, Block, Piece, Source
 if TYPE_CHECKING:
     from ..models.string_table import StringTable
 
+_Numbered = Callable[[Any], np.ndarray]
+_NUMBERS = ("number", "nothing", *"biuf")
+"""Kinds of Arrow's and NumPy's types that are numbers."""
+
 _MISSING = ("None", "nan", "NaT", "<NA>")
 """Texts of missing names in arrays of objects."""
 
@@ -53,7 +57,7 @@ def row_batches(
 
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
         encoder = TableEncoder(encoding, dtype, strings if source.grows else None, first_index, end, ignore)
-    numbered = _name_numbers(source, strings) if source.names_labels else _as_numbers
+    numbered = _name_numbers(source, strings) if source.names_labels else None
     counts, kept = Counts(), [] if encoding is None else encoding.kept
     blocks = source.reader.blocks(Piece(""), source.table_types) if source.in_memory else None
     for block in blocks or ahead(source.blocks(pieces, first_line)):
@@ -89,7 +93,7 @@ def row_batches(
             yield RowBatch(rows, block.bytes_read, counts, beside)
 
 
-def _labels(source: Source, block: Block, numbered: Callable[[Any], np.ndarray | None]) -> np.ndarray:
+def _labels(source: Source, block: Block, numbered: _Numbered | None) -> np.ndarray:
     """Return the labels of a block's rows as numbers; NaN where they are missing and may be."""
     reading, word = source.reading, source.reading.label_word
     name = "" if source.encoding is None else source.encoding.label
@@ -104,9 +108,9 @@ def _labels(source: Source, block: Block, numbered: Callable[[Any], np.ndarray |
     return label
 
 
-def _weights(source: Source, block: Block) -> np.ndarray | None:
+def _weights(source: Source, block: Block) -> np.ndarray:
     name = "" if source.encoding is None else source.encoding.weight
-    weight, refusal = _of_rows(block, name, block.weight, "weight", _as_numbers)
+    weight, refusal = _of_rows(block, name, block.weight, "weight")
     if weight is None:
         raise DataError(f"{block.place(0)}: expected weights, found none")
     bad = np.flatnonzero(~are_weights(weight))
@@ -116,41 +120,36 @@ def _weights(source: Source, block: Block) -> np.ndarray | None:
 
 
 def _of_rows(
-    block: Block, name: str, given: Any, word: str, numbered: Callable[[Any], np.ndarray | None]
+    block: Block, name: str, given: Any, word: str, numbered: _Numbered | None = None
 ) -> tuple[np.ndarray | None, Callable[[int, str], DataError]]:
     """Return the numbers of a block's rows, of a table's column `name` or `given` beside a matrix; None where none are.
 
-    Also returns the error of one that is not as expected.
+    Also returns the error of one that is not as expected. Names are `numbered`.
     """
     if name:
         given = block.content.column(name) if name in block.content.schema.names else None
 
     def refusal(row: int, expected: str, found: Any = None) -> DataError:
         place = block.place(row) + (f": column {name!r}" if name else "")
-        return DataError(
-            f"{place}: expected {expected}, found {given[row] if found is None else found}; correct the data"
-        )
+        found = given[row] if found is None else found
+        return DataError(f"{place}: expected {expected}, found {found}; correct the data")
 
     if given is None:
         return None, refusal
-    is_column, n_rows = isinstance(given, pa.Array), block.content.shape[0]
-    numbers = numbered(given) if is_column or given.shape == (n_rows,) else None
-    if numbers is None:
-        found = given.type if is_column else f"an array of shape {given.shape} of {given.dtype}"
-        raise refusal(0, f"numbers as {word}s, one for each of {n_rows:,} rows", found)
-    return numbers, refusal
-
-
-def _as_numbers(given: Any) -> np.ndarray | None:
-    """Return the numbers of an array of Arrow's or numpy's, as float64; None where it holds others."""
     if isinstance(given, pa.Array):
-        given = numbers_of(given) if type_name(given.type) in ("number", "nothing") else None
-    elif given.dtype.kind not in "biuf":
-        given = None
-    return None if given is None else given.astype(np.float64) + 0.0  # -0 is 0
+        fits, kind, found = True, type_name(given.type), str(given.type)
+    else:
+        fits, kind = given.shape == (block.content.shape[0],), given.dtype.kind
+        found = f"an array of shape {given.shape} of {given.dtype}"
+    if not fits or (numbered is None and kind not in _NUMBERS):
+        raise refusal(0, f"numbers as {word}s, one for each of {block.content.shape[0]:,} rows", found)
+    if numbered is not None:
+        return numbered(given), refusal
+    numbers = numbers_of(given) if isinstance(given, pa.Array) else given
+    return numbers.astype(np.float64) + 0.0, refusal  # -0 is 0
 
 
-def _name_numbers(source: Source, strings: StringTable | None) -> Callable[[Any], np.ndarray]:
+def _name_numbers(source: Source, strings: StringTable | None) -> _Numbered:
     """Make a function that numbers names of classes, by a table where it is given; unknown ones share a number."""
     from ..models.string_table import StringTable
 
@@ -271,8 +270,8 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
         if distinct is not None:
             distinct.add(rows.index)
         elif parsing.indices is not None:
-            n_before, rows = rows.n_entries, rows.with_entries(parsing.indices.features(rows.index) >= 0)
-            n_unknown += n_before - rows.n_entries
+            is_known = parsing.indices.features(rows.index) >= 0
+            rows, n_unknown = rows.with_entries(is_known), n_unknown + int(np.count_nonzero(~is_known))
         run.append(rows, counts.max_index > NARROW)
         if tell is not None:
             tell(batch.bytes_read)

@@ -33,10 +33,6 @@ class Rows:
     def n_rows(self) -> int:
         return len(self.label)
 
-    @property
-    def n_entries(self) -> int:
-        return len(self.index)
-
     def room(self, n_rows: int, n_entries: int) -> Rows:
         """Make room for rows like these."""
         return Rows(

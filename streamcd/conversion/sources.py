@@ -77,10 +77,6 @@ class Piece(NamedTuple):
     stop: int | None = None
     n_bytes: int = 0  # on disk
 
-    @classmethod
-    def whole(cls, path: str) -> Piece:
-        return cls(path, n_bytes=file_size(path) or 0)
-
 
 class Counted(NamedTuple):
     """Rows and lines of a piece or block of text; `whole` where it ends with a row."""
@@ -119,7 +115,7 @@ class Reader:
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         """Return all of it, in consecutive pieces: whole files, or about `n_tasks`."""
-        return [Piece.whole(path) for path in self.paths]
+        return [Piece(path, n_bytes=file_size(path) or 0) for path in self.paths]
 
     def count(self, piece: Piece) -> Counted:
         """Count the rows of a piece."""
@@ -163,6 +159,7 @@ class Source:
     total_bytes: int | None = None  # on disk; None if unknown, or if the source can be read only once
     held_bytes: int = 0  # by reading, all the time, besides blocks and batches
     encoding: Encoding | None = None  # of a table's columns as features
+    of_indices: bool = True  # features are numbered by indices in the data
     table_types: dict[str, str] = field(default_factory=dict)  # of the columns to read of a table
     grows: bool = False  # strings that occur become features: categories are numbered in order of appearance
     names_labels: bool = False
@@ -175,12 +172,6 @@ class Source:
     def has_strings(self) -> bool:
         """True where there are names of classes, or there may be categories."""
         return self.names_labels or self.encoding is not None
-
-    @property
-    def of_indices(self) -> bool:
-        """True where features are numbered by indices in the data."""
-        encoding = self.encoding
-        return encoding is None or (encoding.sparse is not None and len(encoding.columns) == 1)
 
     def blocks(self, pieces: Sequence[Piece], first_line: int) -> Generator[Block, None, None]:
         """Read some pieces, a block at a time; the first one begins after so many lines of its file."""
@@ -215,6 +206,7 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
         made_from="table",
         held_bytes=reader.held_bytes(table_types),
         encoding=encoding,
+        of_indices=encoding.sparse is not None and len(encoding.columns) == 1,
         grows=is_new,
         names_labels=bool(reading.class_names) or table_types.get(encoding.label) in ("string", "boolean"),
         weighted=bool(encoding.weight),

@@ -57,7 +57,7 @@ class FileReader(TableReader):
         found: list[Piece] = []
         for path, own in sizes.items():
             shares = in_shares(own, -(-sum(own) // most))
-            found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece.whole(path)]
+            found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
         return found
 
     def first_rows(self) -> pa.RecordBatch:
@@ -146,40 +146,33 @@ class ParquetReader(FileReader):
         return schema
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        partitions = self.partitions.get(piece.path, {})
-        before = sum(group.num_rows for group in self._groups(Piece(piece.path, 0, piece.start)))
-        for batch in self._batches(piece, types):
-            for name, value in partitions.items():
-                if name in types and name not in batch.schema.names:
-                    batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
-            yield Block(piece.path, before, batch)
-            before += batch.num_rows
-
-    def _batches(self, piece: Piece, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        path, present = (
-            piece.path,
-            column_types(self._metadata[piece.path].schema.to_arrow_schema(), piece.path),
-        )
+        path, metadata = piece.path, self._metadata[piece.path]
+        present = column_types(metadata.schema.to_arrow_schema(), path)
+        partitions = [
+            item for item in self.partitions.get(path, {}).items() if item[0] in types.keys() - present.keys()
+        ]
+        before = sum(group.num_rows for group in self._groups(Piece(path, 0, piece.start)))
         groups = [(group, _chunks(group, types)) for group in self._groups(piece)]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         plain = {c.path_in_schema for _, chunks in groups for c in chunks if "DELTA" in str(c.encodings)}
         texts = {name for name, kind in types.items() if present.get(name) == kind == "string"} - plain
-        options = {"metadata": self._metadata[path], "buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+        options = {"metadata": metadata, "buffer_size": _BUFFER_BYTES, "pre_buffer": False}
         with (
             _refusing_damage(path),
             parquet_file(location(path), read_dictionary=sorted(texts), **options) as file,
         ):
             for number, (group, chunks) in enumerate(groups, piece.start):
-                for batch in file.iter_batches(
-                    self._batch_rows(f"{path}, row group {number}", group.num_rows, chunks, types),
-                    row_groups=[number],
-                    columns=[name for name in types if name in present],
-                    use_threads=False,
-                ):
+                n_rows = self._batch_rows(f"{path}, row group {number}", group.num_rows, chunks, types)
+                names = [name for name in types if name in present]
+                for batch in file.iter_batches(n_rows, row_groups=[number], columns=names, use_threads=False):
                     row_bytes = batch.nbytes / batch.num_rows
                     self.check_fits(path, batch.nbytes, f"rows of {format_size(row_bytes)} each, decoded")
                     batch.validate(full=True)
-                    yield flat_columns(batch)
+                    columns = flat_columns(batch)
+                    for name, value in partitions:
+                        columns = columns.append_column(name, pa.repeat(value, batch.num_rows))
+                    yield Block(path, before, columns)
+                    before += batch.num_rows
 
     def _batch_rows(self, place: str, n_rows: int, chunks: list[Any], types: Mapping[str, str]) -> int:
         """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
