@@ -108,7 +108,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         Pool(workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, like, plan, source, work, pool).run()
-    return open_dataset(dest)
+    return Dataset.open(dest)
 
 
 def load_like(path: Location) -> Like:

@@ -194,8 +194,10 @@ class ColumnsWriter:
     ) -> None:
         assert self._files is not None
         feature = feature.astype(self._dataset.index_dtype, copy=False)
-        self._files.tables["entries"].write(feature=np.repeat(feature, count), row=row, value=value)
-        self._files.tables["index"].write(feature=feature, n_entries=count.astype(np.int64))
+        self._files.tables["entries"].write(
+            {"feature": np.repeat(feature, count), "row": row, "value": value}
+        )
+        self._files.tables["index"].write({"feature": feature, "n_entries": count.astype(np.int64)})
         self._files.chunks.extend((int(feature[0]), feature.size, row.size, piece))
 
     def _begin_parts(self, feature: int) -> None:

@@ -54,8 +54,8 @@ class TableWriter:
         self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
         self._writer: pq.ParquetWriter | None = None
 
-    def write(self, **columns: Any) -> pa.Table:
-        """Write a row group, which is returned."""
+    def write(self, columns: Mapping[str, Any]) -> pa.Table:
+        """Write a row group, by the names of its columns; returns it."""
         arrays = [arrow_array(columns[field.name], field.type) for field in self.schema]
         table = pa.table(arrays, schema=self.schema)
         with file_named(self.path):
@@ -63,12 +63,21 @@ class TableWriter:
         return table
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
+        """Open the file, which with "auto" has LZ4 where a sample of the first numbers shrinks by a fifth, else none."""
         if self._writer is None:
-            codec = choose_codecs(first) if self._compression == "auto" else self._compression
+            codecs: str | dict[str, str] = "lz4" if self._compression == "auto" else self._compression
+            # by name it would miss the items of lists
+            plain = all(map(pa.types.is_primitive, self.schema.types))
+            if self._compression == "auto" and plain and first.num_rows >= _SAMPLE_ROWS // 4:
+                codecs = {}
+                for name in self.schema.names:
+                    sample = np.from_dlpack(first[name].chunk(0))[:_SAMPLE_ROWS]
+                    n_bytes = pa.compress(sample, "lz4_raw", asbytes=False).size
+                    codecs[name] = "lz4" if n_bytes <= (1.0 - _LEAST_GAIN) * sample.nbytes else "none"
             self._writer = pq.ParquetWriter(
                 pa.PythonFile(self._file, mode="w"),
                 self.schema,
-                compression=codec,
+                compression=codecs,
                 column_encoding=dict.fromkeys(self._ascending, "DELTA_BINARY_PACKED") or None,
                 use_dictionary=False,
                 write_statistics=self.schema.names[:1] if "value" in self.schema.names else True,
@@ -103,18 +112,6 @@ def file_record(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
-def choose_codecs(table: pa.Table) -> str | dict[str, str]:
-    """Choose the compression of the columns of a table: LZ4 where a sample of the numbers shrinks by a fifth, else none."""
-    if table.num_rows < _SAMPLE_ROWS // 4 or not all(map(pa.types.is_primitive, table.schema.types)):
-        return "lz4"  # by name it would miss the items of lists
-    numbers = {name: np.from_dlpack(table[name].chunk(0))[:_SAMPLE_ROWS] for name in table.column_names}
-    most = 1.0 - _LEAST_GAIN
-    return {
-        name: "lz4" if pa.compress(sample, "lz4_raw", asbytes=False).size <= most * sample.nbytes else "none"
-        for name, sample in numbers.items()
-    }
-
-
 def write_table(
     path: Path,
     schema: Schema,
@@ -129,7 +126,7 @@ def write_table(
     """
     writer = TableWriter(path, schema, compression, ascending=ascending)
     names = [name for name in schema.names if not name.endswith("_crc")]
-    content = content_of(names, (writer.write(**block) for block in blocks))
+    content = content_of(names, map(writer.write, blocks))
     return {**writer.close(), "content": content}
 
 
@@ -254,8 +251,8 @@ class PartWriter:
         tables = self._files.tables
         self._threads.run(
             [
-                partial(tables["entries"].write, **entries),
-                partial(tables["rows"].write, **rows, n_entries=n_stored),
+                partial(tables["entries"].write, entries),
+                partial(tables["rows"].write, {**rows, "n_entries": n_stored}),
                 partial(add_content, rows, entries, self._sums),
             ]
         )

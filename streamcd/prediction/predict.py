@@ -128,7 +128,7 @@ def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, bud
         if writer is None:
             kinds = {name: values.type for name, values in identity.items()}
             writer = TableWriter(path, schema(**kinds, **types), "zstd")
-        writer.write(**identity, **columns.values(n_rows, block))
+        writer.write(identity | columns.values(n_rows, block))
         n_rows += block.shape[0]
     assert writer is not None, "data without rows are refused"
     writer.close()
