@@ -25,9 +25,8 @@ from streamcd.kernels.primitives import (
     Rows,
     unsigned,
 )
-from streamcd.stream.arenas import RowLayout
+from streamcd.stream.arenas import RowArena, RowLayout
 from streamcd.stream.slot_store import SlotStore
-from streamcd.stream.window import RowArena
 
 LIBLINEAR_NUMBERS = {"squared_hinge": 1, "hinge": 3, "log_loss": 7, "crammer_singer": 4}
 OF_CLASSES = ("crammer_singer", "multinomial")

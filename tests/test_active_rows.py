@@ -18,10 +18,9 @@ from test_memory import assert_within, peak_of_training, write_large
 from streamcd import Dataset, train
 from streamcd import open as open_dataset
 from streamcd.core.memory_budget import RUNNING_BYTES
-from streamcd.stream.arenas import RowLayout
+from streamcd.stream.arenas import RowLayout, Window
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
-from streamcd.stream.window import Window
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 

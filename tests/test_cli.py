@@ -19,8 +19,7 @@ from conftest import SUBPROCESS_ENVIRONMENT, libsvm_text
 
 from streamcd import Listener, load_model
 from streamcd.cli.commands import cli
-from streamcd.cli.console import Console, explain
-from streamcd.cli.course import describe_progress
+from streamcd.cli.console import Console, describe_progress, explain
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.options import Progress
 from streamcd.kernels.loss_table import METHODS, SOLVERS

@@ -21,8 +21,7 @@ import streamcd
 from streamcd.conversion import transpose
 from streamcd.core.errors import CheckpointError
 from streamcd.core.files import kept_by_copies, release_lock, restore_directory, take_lock
-from streamcd.stream.identity import Identity
-from streamcd.stream.slot_store import SlotStore
+from streamcd.stream.slot_store import Identity, SlotStore
 from streamcd.training.checkpoint import Run
 from tools.faults.disk import Disk
 from tools.faults.recording import tree_of

@@ -13,8 +13,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import LinearSVC
 from streamcd.cli import console
-from streamcd.cli.console import Console
-from streamcd.cli.course import Course
+from streamcd.cli.console import Console, Course
 from streamcd.core.errors import Interrupted
 from streamcd.core.options import Progress, TrainingStatus, compiling_for
 

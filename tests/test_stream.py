@@ -17,10 +17,9 @@ from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.core.setting import random_key
-from streamcd.stream.arenas import RowLayout
+from streamcd.stream.arenas import RowLayout, Window
 from streamcd.stream.memory_plan import Plan, SolverMemory, make_plan
 from streamcd.stream.stream import Stream, chunk_order, cut_windows
-from streamcd.stream.window import Window
 
 LAYOUT = RowLayout(alpha_width=1, n_flags=1)
 

@@ -31,11 +31,10 @@ from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import find_solver, make_solver
-from ..stream.arenas import class_codes
+from ..stream.arenas import RowArena, Window, class_codes
 from ..stream.memory_plan import Plan, make_plan, plan_shards
 from ..stream.slot_store import NO_SLOT, chunk_slots
 from ..stream.stream import Stream
-from ..stream.window import RowArena, Window
 from .block_steps import (
     add_slopes,
     alpha_columns,

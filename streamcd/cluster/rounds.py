@@ -13,8 +13,7 @@ from ..kernels.rounds import LONGEST
 from ..solvers.problem import Problem
 from ..solvers.protocol import TRAIN, join_totals
 from ..stream.arenas import RowLayout
-from ..stream.identity import Identity
-from ..stream.slot_store import NO_SLOT, SlotStore
+from ..stream.slot_store import NO_SLOT, Identity, SlotStore
 
 _BATCH_BYTES = 2_000_000
 """Bytes of rows' state sent at a time, a part of what a worker and the coordinating process have for messages."""

@@ -51,7 +51,7 @@ def _image(figure: Any) -> bytes:
 def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float | None) -> bytes:
     """Draw the relative gap against passes and seconds: estimates as lines, certificates as dots.
 
-    `histories` are those of `training.history.read_history`.
+    `histories` are those of `training.result.read_history`.
     """
     with require_matplotlib().rc_context(_STYLE):
         figure, panels = _new_figure(columns=2)

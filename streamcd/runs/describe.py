@@ -53,8 +53,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .choices import bias_by_source, choose_method
-    from .labels import labels_of_a_target
     from .options import TrainOptions
+    from .problem_options import labels_of_a_target
 
     bias, bias_because = bias_by_source(dataset)
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()

@@ -25,7 +25,7 @@ from ..report.tables import (
     run_table,
     score_table,
 )
-from ..training.history import read_history
+from ..training.result import read_history
 from .describe import describe_run, read_scores
 from .options import ModelOptions, ReportOptions
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import UsageError, refuse
 from ..core.memory_budget import require
@@ -38,7 +40,6 @@ from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
 from .previous_run import previous_run, record_data
-from .workers import Workers
 
 
 @stops_when_interrupted
@@ -150,8 +151,8 @@ def _begin(
     asked = settle(asked, dataset, listener)
     _check_rounds(asked)
     if isinstance(asked, TuneOptions):
-        from .folds import with_folds
         from .held_out import check_scoring  # with the kernels of scoring
+        from .search import with_folds
 
         search = search_of(asked)
         check_scoring(search.scoring, asked.problem, dataset)
@@ -200,7 +201,7 @@ def _go_on(
         session = replace(session, threads=Threads(config.threads))
         dataset = same_dataset(config)
         if config.tune is not None:
-            from .folds import with_folds
+            from .search import with_folds
 
             dataset, _ = with_folds(dataset, config.tune, config.memory)
         if differs(config):
@@ -251,3 +252,51 @@ def _check_rounds(asked: TrainOptions) -> None:
         (not in_rounds, f"{what} is not for several workers; expected one of {known}"),
         (asked.plan is not None, "plan: workers make their own plans from their memory and their shards"),
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers asked for; none if this process trains alone."""
+
+    client: Any = None  # of the caller
+    scheduler: str | None = None  # address
+    local: int = 0  # processes of this machine, which share the memory: the client's, or to be started
+
+    @classmethod
+    def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
+        """Make workers from options; fewer than `fewest` are none."""
+        both = scheduler is not None and (workers is not None or client is not None)
+        refuse(
+            UsageError,
+            (workers is not None and workers < 1, f"workers: expected at least 1, found {workers}"),
+            (both, "--workers are of this machine, --scheduler uses those of a cluster: give one of them"),
+        )
+        return cls(client, scheduler, 0 if workers is None or workers < fewest else workers)
+
+    def __bool__(self) -> bool:
+        return self.client is not None or self.scheduler is not None or self.local > 0
+
+    @contextmanager
+    def reached(self, listener: Listener) -> Iterator[Workers]:
+        """Provide workers whose scheduler is connected already: where none answers, no run is made or replaced."""
+        if self.scheduler is None:
+            yield self
+            return
+        with self.connected(listener) as client:
+            yield replace(self, client=client, scheduler=None)
+
+    @contextmanager
+    def connected(self, listener: Listener, run: Path | None = None) -> Iterator[Any]:
+        """Provide a client of the workers, which are started if necessary, with files in the run; None if there are none."""
+        if self.client is not None or not self:
+            yield self.client
+            return
+        from ..cluster.dask_engine import open_client  # only where there are workers
+
+        folder = None if run is None else run / "workers"
+        with open_client(self.scheduler, self.local, listener, folder) as client:
+            yield client

@@ -16,8 +16,7 @@ from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..solvers.problem import Problem
 from ..solvers.row_scores import PagedRows
-from ..stream.identity import Identity
-from ..stream.slot_store import NO_SLOT, SlotStore, chunk_slots
+from ..stream.slot_store import NO_SLOT, Identity, SlotStore, chunk_slots
 from ..training import checkpoint
 from .config import ResolvedRun, read_config, reopen, same_dataset
 from .describe import kind_of_directory, read_scores

@@ -14,7 +14,7 @@ import numpy as np
 from ..kernels.classes import add_class_rows
 from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import DUAL, GAP, LOSS
-from ..stream.window import Window
+from ..stream.arenas import Window
 from .classes import ClassSolver
 from .dual import rows_of
 from .protocol import CERTIFY, START, State

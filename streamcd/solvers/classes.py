@@ -13,7 +13,7 @@ import numpy as np
 from ..kernels import classes as kernels
 from ..kernels.classes import ClassScratch, LaneColumns
 from ..kernels.loss_table import MULTINOMIAL
-from ..stream.window import RowArena, Window
+from ..stream.arenas import RowArena, Window
 from .acceleration import Acceleration
 from .certificate import violation
 from .dual import RowSolver, shuffled_active_rows

@@ -37,8 +37,8 @@ from ..kernels.primitives import (
     Steering,
     Variables,
 )
+from ..stream.arenas import RowArena, Window, aligned_zeros, empty_window
 from ..stream.memory_plan import SolverMemory
-from ..stream.window import RowArena, Window, aligned_zeros, empty_window
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
 from .certificate import certificate, deviation, error_terms, violation

@@ -24,7 +24,7 @@ from ..kernels.primitives import (
     VIOLATION_MAX,
     VIOLATION_MIN,
 )
-from ..stream.window import Window
+from ..stream.arenas import Window
 from .dual import DualSolver
 from .protocol import CERTIFY, State, all_rows, new_totals
 

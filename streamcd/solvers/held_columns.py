@@ -8,7 +8,7 @@ import numpy as np
 
 from ..kernels import working_set as kernels
 from ..kernels.columns import Columns
-from ..stream.window import ColumnArena
+from ..stream.arenas import ColumnArena
 from .primal import columns_of
 
 _STAYS = 0.5

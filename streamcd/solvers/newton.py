@@ -27,7 +27,7 @@ from ..kernels.primitives import (
     SLOPE,
     UNIT,
 )
-from ..stream.window import Window, empty_window
+from ..stream.arenas import Window, empty_window
 from .certificate import certificate, deviation
 from .dual import rows_of
 from .memory import PARTS, newton_memory, newton_parts

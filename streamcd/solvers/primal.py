@@ -22,8 +22,8 @@ from ..kernels.columns import ColumnCosts, ColumnData, Columns, Scores, Span
 from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
+from ..stream.arenas import ColumnArena, Window, empty_window
 from ..stream.memory_plan import Plan
-from ..stream.window import ColumnArena, Window, empty_window
 from . import extrapolation
 from .certificate import certificate
 from .memory import primal_memory

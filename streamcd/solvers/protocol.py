@@ -15,8 +15,8 @@ import numpy as np
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
+from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
-from ..stream.window import RowArena, Window
 from .problem import Problem
 
 START, TRAIN, CERTIFY, DONE = range(4)

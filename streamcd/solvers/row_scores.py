@@ -19,9 +19,8 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.columns import Scores
 from ..kernels.rows import compact_rows
-from ..stream.arenas import class_codes
+from ..stream.arenas import ColumnArena, Window, class_codes
 from ..stream.slot_store import SlotStore
-from ..stream.window import ColumnArena, Window
 from .memory import constant_bytes, kind_dtype
 from .problem import Problem
 

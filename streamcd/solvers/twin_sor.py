@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
 from ..kernels.twin import Elimination
-from ..stream.window import Window
+from ..stream.arenas import Window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, shuffled_active_rows
 from .memory import twin_sor_memory

@@ -25,8 +25,8 @@ from ..kernels.columns import ColumnCosts, Scores
 from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
 from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED
+from ..stream.arenas import Window
 from ..stream.memory_plan import Plan
-from ..stream.window import Window
 from .certificate import certificate, deviation
 from .held_columns import HeldColumns
 from .held_solution import HeldProblem, HeldSolution

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels.rows import take_items
-from .arenas import item_ends
-from .window import RowArena, Window
+from .arenas import RowArena, Window, item_ends
 
 _WORTH = 0.5
 """Largest size of a copy as a share of the bytes that it saves: written and read once, it costs no more."""

@@ -7,10 +7,13 @@ numbers point to the new slots.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -19,7 +22,38 @@ import numpy as np
 from ..core.errors import CheckpointError, file_named
 from ..core.files import make_directory
 from ..dataset.dataset import Dataset
-from .identity import Identity
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Name of a run, or of a part of it."""
+
+    name: str  # 32 hexadecimal digits
+
+    @classmethod
+    def new(cls) -> Identity:
+        """Draw a name at random."""
+        return cls(os.urandom(16).hex())
+
+    @cached_property
+    def tag(self) -> bytes:
+        """First eight bytes of the name, for headers."""
+        return bytes.fromhex(self.name)[:8]
+
+    def part(self, name: str) -> Identity:
+        """Derive the identity of a part of the run; this one if `name` is empty."""
+        if not name:
+            return self
+        return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
+
+    def check(self, found: str | bytes | None, path: Path) -> None:
+        """Refuse a file with the name or tag of another run, or without one."""
+        if found not in (self.name, self.tag):
+            raise CheckpointError(
+                f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
+                "with --force"
+            )
+
 
 NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initial values
 

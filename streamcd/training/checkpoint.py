@@ -31,8 +31,7 @@ from ..core.files import (
     write_metadata,
 )
 from ..dataset.dataset import Dataset
-from ..stream.identity import Identity
-from ..stream.slot_store import MemorySlots, SlotStore, chunk_slots
+from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",

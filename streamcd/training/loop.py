@@ -21,10 +21,9 @@ from ..dataset.dataset import Dataset
 from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
-from ..stream.arenas import RowLayout
+from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.stream import Stream
-from ..stream.window import Window
 from .checkpoint import Run
 from .result import Outcome
 from .stopping import (

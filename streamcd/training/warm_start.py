@@ -30,8 +30,7 @@ from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Lane, Problem
 from ..solvers.protocol import CERTIFY, START, TRAIN, Solver, State
 from ..stream.arenas import class_codes
-from ..stream.identity import Identity
-from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.slot_store import Identity, SlotStore, chunk_slots
 from .checkpoint import read_array_rows, read_arrays
 
 _CENTRE_KAPPA = 4.0
