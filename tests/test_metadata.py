@@ -176,7 +176,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path.write_text("old")
 
     def write(fail: bool) -> None:
-        with replacing(path) as partial:
+        with replacing(path) as (partial,):
             partial.write_text("new")
             if fail:
                 raise RuntimeError

@@ -65,7 +65,7 @@ def export_libsvm(
         with PartitionWriter(run, layout, len(ends), left // 2) as writer:
             _partition_rows(dataset, writer, Ranges(0, ends), listener)
         with (
-            replacing(target) as partial,
+            replacing(target) as (partial,),
             open(partial, "wb") as file,
             PartitionReader([run], layout) as reader,
         ):

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     @property
     def record_bytes(self) -> int:
         """Bytes of a record in a writer's memory besides its items: fields, bucket, sort index and length."""
-        return sum(dtype.itemsize for dtype in self.by_record) + 6
+        return sum(dtype.itemsize for dtype in self.fields) + (14 if self.items else 6)
 
     @property
     def item_bytes(self) -> int:

@@ -57,21 +57,11 @@ def sync(*paths: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, before: Sequence[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary name to write to; the file written there replaces `path` when the block ends.
+def replacing(*paths: Path, before: Sequence[Path] = ()) -> Iterator[list[Path]]:
+    """Yield temporary names to write to; the files written there replace `paths`, of one directory, when the block ends.
 
-    If the block fails, `path` stays as it was and the temporary file is removed. The files `before`, which `path` refers to,
-    are made durable first.
-    """
-    with replacing_together([path], before) as (partial,):
-        yield partial
-
-
-@contextmanager
-def replacing_together(paths: Sequence[Path], before: Sequence[Path] = ()) -> Iterator[list[Path]]:
-    """Yield temporary names for several files of one directory, the last of which describes the others.
-
-    As with `replacing`; the file that describes is gone before the first of the others is replaced, and comes last.
+    If the block fails, they stay as they were and the temporary files are removed. The files `before` are made durable
+    first. The last one describes the others: it is gone before the first of them is replaced, and comes last.
     """
     partials, (*others, last) = [path.with_name(path.name + ".partial") for path in paths], paths
     for partial in partials:
@@ -143,7 +133,7 @@ def begins_with(path: Path, pattern: bytes) -> bool:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file, whole or not at all."""
-    with replacing(path) as partial:
+    with replacing(path) as (partial,):
         partial.write_bytes(data)
 
 
@@ -302,7 +292,7 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
     """Write a metadata file, whole or not at all, with its format and seal."""
-    with replacing(path) as partial:
+    with replacing(path) as (partial,):
         partial.write_bytes(metadata_text(kind, fields))
 
 

@@ -71,7 +71,7 @@ def export(model: Model, path: str | os.PathLike[str], format: str | None, asked
         return form
     is_kind = rf'\{{"format": "{JSON_FORMAT}"'.encode()
     check_output(place, "the JSON of a model", lambda path: begins_with(path, is_kind), force=asked.force)
-    with replacing(place) as partial:
+    with replacing(place) as (partial,):
         _write_json(model, partial)
     return form
 

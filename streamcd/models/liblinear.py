@@ -87,7 +87,7 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
         raise ModelError(f"LIBLINEAR's text cannot hold the model: {text}")
     for warning in _lost_in_export(model):
         listener.warning(warning)
-    with replacing(path) as new, open(new, "w", encoding="ascii", newline="\n") as file:
+    with replacing(path) as (new,), open(new, "w", encoding="ascii", newline="\n") as file:
         _write_liblinear(model, file)
 
 

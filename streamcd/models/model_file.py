@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.errors import ModelError
-from ..core.files import Count, Kind, Structure, make_directory, metadata_text, replacing_together
+from ..core.files import Count, Kind, Structure, make_directory, metadata_text, replacing
 from ..core.setting import check_class_names
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
@@ -104,7 +104,7 @@ def write_model(
     make_directory(directory)
     categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
     names = [*arrays, *categories, "model.json"]
-    with replacing_together([directory / name for name in names]) as partial:
+    with replacing(*(directory / name for name in names)) as partial:
         files = dict(zip(names, partial, strict=True))
         for name, (shape, blocks) in arrays.items():
             _write_array(files[name], shape, blocks)

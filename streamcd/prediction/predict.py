@@ -88,7 +88,7 @@ def predict(
         n_rows = _write_lines(out, columns, form, scoring)
         out.flush()
     else:
-        with replacing(Path(out)) as partial:
+        with replacing(Path(out)) as (partial,):
             if form == "parquet":
                 n_rows = _write_parquet(partial, columns, scoring, budget)
             else:

@@ -90,7 +90,7 @@ class Run:
         if self._log_bytes:
             # of an early log, the name too is durable before the state
             files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
-        with replacing(self.state_path, files) as partial, open(partial, "wb") as file:
+        with replacing(self.state_path, before=files) as (partial,), open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
             _write_archive(file, {**arrays, **log, "identity": identity})
