@@ -22,6 +22,7 @@ from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
+from .column_layout import Columns, open_columns
 from .kept_columns import KEPT_FILE, kept_batches
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, class_labels, row_dtype
 from .source_features import Scaling
@@ -293,10 +294,8 @@ class Dataset(ChunkedTable):
         lines = [f"{name}: {text}" for name, text in figures.items()]
         return "\n  ".join([f"<streamcd.Dataset {escaped(str(self.path))}", *lines]) + ">"
 
-    def open_columns(self) -> Any:
+    def open_columns(self) -> Columns:
         """Open the column layout; raises ``DatasetError`` if there is none, or it is damaged."""
-        from .column_layout import open_columns
-
         return open_columns(self)
 
     def read_features(

@@ -295,14 +295,19 @@ def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
 
     Of files it leaves out names, and where content has a digest, sizes and checksums.
     """
-
-    def content(record: Mapping[str, Any]) -> dict[str, Any]:
-        without = {*_OF_FILES, *(("bytes", "checksum") if record.get("content") else ())}
-        return {name: value for name, value in record.items() if name not in without}
-
-    found: dict[str, Any] = {key: content(manifest[key]) for key in LISTED.values() if manifest.get(key)}
-    found["parts"] = [content(part) for part in manifest["parts"]]
-    return content_digest({**manifest, **found}, *_APART)
+    files = {
+        key: {
+            name: value
+            for name, value in manifest[key].items()
+            if name not in ("bytes", "checksum") or not manifest[key].get("content")
+        }
+        for key in LISTED.values()
+        if manifest.get(key)
+    }
+    parts = [
+        {name: value for name, value in part.items() if name not in _OF_FILES} for part in manifest["parts"]
+    ]
+    return content_digest({**manifest, **files, "parts": parts}, *_APART)
 
 
 ROW_LAYOUT = Kind(

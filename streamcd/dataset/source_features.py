@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DatasetError
+from .arrow_columns import read_groups, reading
+from .schema import INDICES_FILE
 
 GROUP_FEATURES = 1 << 16
 """Features in a row group of a dataset's tables of features; fixed, so that bytes do not depend on the memory."""
@@ -61,9 +63,6 @@ class SourceIndices:
 
 def indices_of(dataset: Any) -> SourceIndices:
     """Read the indices of a dataset's features in the source: 8 bytes for each where ``--compact`` has numbered them."""
-    from .arrow_columns import read_groups, reading  # pyarrow: not for a bare import
-    from .schema import INDICES_FILE
-
     if not dataset.manifest.get("compact"):
         return SourceIndices(dataset.index_base)
     path = dataset.file(INDICES_FILE)

@@ -12,17 +12,16 @@ import numpy as np
 from ..core.errors import ModelError
 from ..core.files import Count, Kind, Structure, make_directory, metadata_text, replacing
 from ..core.setting import check_class_names
+from ..dataset.arrow_columns import file_checksum
+from ..dataset.schema import ScalingRecord
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 from .sparse_weights import SparseWeights
 
 
-class ModelScaling(Structure):
+class ModelScaling(ScalingRecord):
     """Transformation of the values that the model was trained on; `checksum` is that of ``scaling.npy``."""
 
-    scale: str
-    normalize: str
-    digest: str
     checksum: str = ""
 
 
@@ -99,8 +98,6 @@ def write_model(
     encoding: Encoding | None,
 ) -> None:
     """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
-    from ..dataset.arrow_columns import file_checksum  # here, because it imports pyarrow
-
     make_directory(directory)
     categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
     names = [*arrays, *categories, "model.json"]
@@ -135,8 +132,6 @@ def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray
 
 def check_file(path: Path, checksum: str) -> None:
     """Refuse a file that is missing, or whose checksum is another."""
-    from ..dataset.arrow_columns import file_checksum
-
     if not path.is_file():
         raise ModelError(f"{path}: the file is missing")
     if file_checksum(path) != checksum:

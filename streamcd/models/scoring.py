@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ..core.parallel import Threads
 from ..core.setting import has_vector_per_class
+from ..dataset.dataset import Dataset
 from ..dataset.parts import AHEAD_BYTES
+from ..dataset.schema import FIRST_OF_ALL, ChunkData
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 from .sparse_weights import SparseWeights
-
-if TYPE_CHECKING:
-    from ..dataset.dataset import Dataset
-    from ..dataset.schema import ChunkData
-
 
 Scored = TypeVar("Scored")
 
@@ -93,8 +90,6 @@ def score_chunks(
 
 def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
     """Read one of the chunks of a reader, and announce later ones."""
-    from ..dataset.schema import FIRST_OF_ALL  # here, because it imports pyarrow
-
     ahead = chunks[number + 15 : number + 16] if number else chunks[:16]  # about 16 MB
     dataset.announce(ahead, FIRST_OF_ALL)
     return dataset.read(chunks[number])
