@@ -18,7 +18,7 @@ from heard import Heard
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.prediction.source_order import SourceOrder
+from streamcd.prediction.predict import SourceOrder
 from streamcd.prediction.sums import RocArea
 
 

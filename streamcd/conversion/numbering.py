@@ -20,7 +20,7 @@ from ..dataset.arrow_columns import Strings, arrow_array, arrow_strings, joined_
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.strings import TAIL_CODES
 from ..models.encoding import Encoding
-from ..models.string_table import StringTable
+from ..models.table_encoder import StringTable
 from .rows import Rows
 
 LABELS = -1

@@ -28,7 +28,7 @@ from .rows import NARROW, Counts, RowBatch, Rows, are_weights
 from .sources import LIBSVM, Block, Piece, Source
 
 if TYPE_CHECKING:
-    from ..models.string_table import StringTable
+    from ..models.table_encoder import StringTable
 
 _Numbered = Callable[[Any], np.ndarray]
 _NUMBERS = ("number", "nothing", *"biuf")
@@ -151,7 +151,7 @@ def _of_rows(
 
 def _name_numbers(source: Source, strings: StringTable | None) -> _Numbered:
     """Make a function that numbers names of classes, by a table where it is given; unknown ones share a number."""
-    from ..models.string_table import StringTable
+    from ..models.table_encoder import StringTable
 
     table, name = strings or StringTable(), source.encoding.label if source.encoding else ""
     known = source.reading.class_names
@@ -253,7 +253,7 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     distinct = DistinctFeatures(parsing.map_bytes) if parsing.compact else None
     strings = kept = None
     if source.has_strings:
-        from ..models.string_table import StringTable
+        from ..models.table_encoder import StringTable
 
         strings = StringTable(parsing.map_bytes)
     if source.encoding is not None and source.encoding.kept:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels.rows import take_items
-from ..models.unknown_values import Unknown, add_unknown, unknown_values
+from ..models.encoding import Unknown, add_unknown, unknown_values
 from ..solvers.problem import LEAST_WEIGHT
 
 NARROW = 2**31 - 1

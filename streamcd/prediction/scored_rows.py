@@ -23,10 +23,10 @@ from ..core.parallel import TASKS_PER_WORKER, Pool, Threads, in_shares
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.schema import ChunkData
+from ..models.encoding import unknown_values
 from ..models.model import Model
 from ..models.scoring import score_chunks
 from ..models.stored import load_model
-from ..models.unknown_values import unknown_values
 from .reading_plan import Data, Means, ReadingPlan, RowsToScore
 
 
