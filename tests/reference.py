@@ -13,18 +13,7 @@ from exact_optimum import model, optimal_weights
 from scipy.special import logsumexp
 
 from streamcd import Dataset
-from streamcd.kernels.primitives import (
-    DUAL,
-    GAP,
-    LOSS,
-    N_ACTIVE,
-    N_TOTALS,
-    N_VISITED,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
-    Rows,
-    unsigned,
-)
+from streamcd.kernels.primitives import N_TOTALS, Rows, Total, unsigned
 from streamcd.stream.arenas import RowArena, RowLayout
 from streamcd.stream.slot_store import SlotStore
 
@@ -190,7 +179,7 @@ class Twin:
         self.active = np.ones(alpha.shape, dtype=np.uint8)
         self.high, self.low, self.omega = np.inf, -np.inf, 1.0
         self.totals = np.zeros((alpha.shape[1], N_TOTALS))
-        self.totals[:, VIOLATION_MAX], self.totals[:, VIOLATION_MIN] = -np.inf, np.inf
+        self.totals[:, Total.VIOLATION_MAX], self.totals[:, Total.VIOLATION_MIN] = -np.inf, np.inf
 
     def visit(self, order: np.ndarray) -> None:
         """Each row once, each lane in turn."""
@@ -207,10 +196,10 @@ class Twin:
                 if self.cost[i, lane] <= 0:
                     continue
                 gap, primal, dual = self.terms(i, lane)
-                self.totals[lane, GAP] += gap
-                self.totals[lane, LOSS] += primal
-                self.totals[lane, DUAL] += dual
-                self.totals[lane, N_VISITED] += 1
+                self.totals[lane, Total.GAP] += gap
+                self.totals[lane, Total.LOSS] += primal
+                self.totals[lane, Total.DUAL] += dual
+                self.totals[lane, Total.N_VISITED] += 1
                 self._see(lane, self.projected(i, lane)[1])
                 w_alpha[:, lane] += self.y[i, lane] * self.alpha[i, lane] * self.x[i]
         return w_alpha
@@ -245,25 +234,25 @@ class Twin:
         return float(self.y[i, lane] * (self.x[i] @ self.w[:, lane]))
 
     def _see(self, lane: int, projected: float) -> None:
-        self.totals[lane, VIOLATION_MAX] = max(self.totals[lane, VIOLATION_MAX], projected)
-        self.totals[lane, VIOLATION_MIN] = min(self.totals[lane, VIOLATION_MIN], projected)
+        self.totals[lane, Total.VIOLATION_MAX] = max(self.totals[lane, Total.VIOLATION_MAX], projected)
+        self.totals[lane, Total.VIOLATION_MIN] = min(self.totals[lane, Total.VIOLATION_MIN], projected)
 
     def _visit_row(self, i: int, lane: int) -> None:
         before = self.terms(i, lane)
-        self.totals[lane, GAP] += before[0]
-        self.totals[lane, N_VISITED] += 1
+        self.totals[lane, Total.GAP] += before[0]
+        self.totals[lane, Total.N_VISITED] += 1
         gradient, projected = self.projected(i, lane)
         if projected == 0 and ((self.alpha[i, lane] == 0 and gradient > self.high) or gradient < self.low):
             self.active[i, lane] = 0
             return
-        self.totals[lane, N_ACTIVE] += 1
+        self.totals[lane, Total.N_ACTIVE] += 1
         self._see(lane, projected)
         if abs(projected) <= 1e-12:
             return
         old = self.alpha[i, lane]
         self.alpha[i, lane], self.rest[i, lane] = self._minimiser(i, lane, gradient)
         self.w[:, lane] += (self.alpha[i, lane] - old) * self.y[i, lane] * self.x[i]
-        self.totals[lane, DUAL] += self.terms(i, lane)[2] - before[2]
+        self.totals[lane, Total.DUAL] += self.terms(i, lane)[2] - before[2]
 
     def _minimiser(self, i: int, lane: int, gradient: float) -> tuple[float, float]:
         c, q, old = self.cost[i, lane], float(self.x[i] @ self.x[i]), self.alpha[i, lane]
@@ -328,7 +317,7 @@ def kernel_rows(
 def new_totals(n_lanes: int) -> np.ndarray:
     """Sums before the first row."""
     totals = np.zeros((n_lanes, N_TOTALS))
-    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = -np.inf, np.inf
+    totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN] = -np.inf, np.inf
     return totals
 
 

@@ -25,7 +25,7 @@ from streamcd.kernels import dual as dual_kernels
 from streamcd.kernels import primitives
 from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.classes import ClassScratch, LaneColumns
-from streamcd.kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_VISITED, VIOLATION_MAX, VIOLATION_MIN
+from streamcd.kernels.primitives import Total
 from streamcd.models.scoring import SparseRows
 from streamcd.solvers.problem import row_loss
 
@@ -34,7 +34,15 @@ BIASES = [0.0, 1.5]
 NO_FOLD = np.array([-1], dtype=np.int64)
 LEFT_OUT = np.eye(5, 256, dtype=bool)  # folds of one seed: the fold and the cell have one number
 LEFT_OUT[-1] = False
-COMPARED = [GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE]  # not the inner Newton steps
+COMPARED = [
+    Total.GAP,
+    Total.LOSS,
+    Total.DUAL,
+    Total.VIOLATION_MAX,
+    Total.VIOLATION_MIN,
+    Total.N_VISITED,
+    Total.N_ACTIVE,
+]  # not the inner Newton steps
 
 
 def primal_objective(loss: str, w: np.ndarray, t: np.ndarray, cost: np.ndarray) -> float:
@@ -52,7 +60,7 @@ def dual_objective(loss: str, w: np.ndarray, alpha: np.ndarray, cost: np.ndarray
 class Lanes:
     """A small problem as the dual kernels take it, and its twin.
 
-    With ``n_lanes == 1`` the one-lane kernels are called. Row 3 is empty, row 4 has weight 0, and the last lane leaves the
+    With ``n_lanes == 1`` the one-lane visit is called. Row 3 is empty, row 4 has weight 0, and the last lane leaves the
     rows of fold 2 out.
     """
 
@@ -112,10 +120,7 @@ class Lanes:
     def certify(self, order: np.ndarray) -> np.ndarray:
         w_alpha = np.zeros_like(self.w)
         arguments = self.arguments(order)
-        if self.n_lanes == 1:
-            dual_kernels.dual_certify(*arguments, self.totals)
-        else:
-            dual_kernels.dual_certify_lanes(*arguments, self.totals, self.lanes)
+        dual_kernels.dual_certify(*arguments, self.totals, self.lanes)
         dual_kernels.add_alpha_rows(*arguments, self.lanes, w_alpha)
         return w_alpha
 
@@ -182,7 +187,7 @@ def test_an_empty_row_ends_where_its_loss_is_constant() -> None:
         assert problem.alpha[3, 0] == pytest.approx(expected * cost, rel=1e-9)
         problem.totals = new_totals(1)
         problem.certify(np.array([3]))
-        assert problem.totals[0, GAP] == pytest.approx(0, abs=1e-12)
+        assert problem.totals[0, Total.GAP] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("C", [1e-4, 1.0, 1e5])
@@ -305,7 +310,7 @@ def test_an_empty_row_leaves_nothing_in_the_gap_of_crammer_singer() -> None:
     problem.rows[4][:] *= only
     problem.totals = new_totals(1)
     problem.certify()
-    assert problem.totals[0, GAP] == pytest.approx(0, abs=1e-12)
+    assert problem.totals[0, Total.GAP] == pytest.approx(0, abs=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ BELOW_ALL = {"_version"}
 
 DOORS = {
     "numba": "kernels/",
-    "llvmlite": "kernels/compile kernels/primitives kernels/decimals",
+    "llvmlite": "kernels/compile kernels/primitives",
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/ models/model",
     "msgspec": "core/files runs/config",

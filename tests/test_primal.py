@@ -21,7 +21,7 @@ from small_datasets import (
 
 from streamcd import Dataset, make_columns, resume, train, tune
 from streamcd.core.errors import CheckpointError, DatasetError, UsageError
-from streamcd.kernels.primitives import N_VISITED
+from streamcd.kernels.primitives import Total
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State
 from streamcd.solvers.registry import make_solver
@@ -97,7 +97,7 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
         it.state.totals[:] = 0.0
         it.solver.visit(it.window, it.state, it.order, np.uint64(0))
         proof = it.solver.certificate(it.state)
-        assert it.state.totals[0, N_VISITED] == 20
+        assert it.state.totals[0, Total.N_VISITED] == 20
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
         np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
 

@@ -20,8 +20,8 @@ from test_penalties import fit as fit_penalised
 
 from streamcd import train
 from streamcd.core.errors import UsageError
-from streamcd.kernels.columns import ColumnCosts, Columns, Scores
 from streamcd.kernels.loss_table import row_loss
+from streamcd.kernels.primal import ColumnCosts, Columns, Scores
 from streamcd.solvers.held_solution import HeldProblem, HeldSolution
 from streamcd.solvers.quadratic_model import MatrixModel, Penalty, minimise
 from streamcd.stream.memory_plan import Plan

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.errors import EnvironmentFailure
 from ..kernels.loss_table import CLASSES
-from ..kernels.primitives import DUAL
+from ..kernels.primitives import Total
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.protocol import CERTIFY, START, TRAIN
 from ..stream.arenas import RowLayout
@@ -285,7 +285,7 @@ class DualRounds(RoundLoop):
         columns = lane_columns(trained, n_lanes, n_vectors)
         state.w[:, columns] += np.repeat(eta, n_vectors // n_lanes)[columns] * sums["change"][:, columns]
         state.totals[:] = sums["totals"]
-        state.totals[trained, DUAL] = dual_change[trained]
+        state.totals[trained, Total.DUAL] = dual_change[trained]
         for name in state.matrices.keys() & sums.keys():
             state.matrices[name] += sums[name]
         # the rules are those of a single process, for which the last pass counts

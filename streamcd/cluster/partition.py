@@ -17,16 +17,7 @@ import numpy as np
 
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
-from ..kernels.primitives import (
-    ALPHA,
-    ALPHA_CURVATURE,
-    ALPHA_SQUARE,
-    DUAL,
-    GAP,
-    LOSS,
-    N_STEPS,
-    N_VISITED,
-)
+from ..kernels.primitives import Total
 from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
@@ -47,7 +38,7 @@ from .block_steps import (
 from .memory import paired_layout, worker_plan_memory
 from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec, add_directions
 
-_OF_LAST_PASS = [N_STEPS, N_VISITED, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]
+_OF_LAST_PASS = [Total.N_STEPS, Total.N_VISITED, Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
 
 Report = Callable[[int], None]
@@ -334,9 +325,9 @@ class Partition(SumPartition):
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
         totals = local.state.totals
-        totals[:, [GAP, LOSS, DUAL, ALPHA]] /= local.sigma_prime[:, None]
-        totals[:, [ALPHA_CURVATURE, ALPHA_SQUARE]] /= local.sigma_prime[:, None] ** 2
-        local.dual_change += totals[:, DUAL]
+        totals[:, [Total.GAP, Total.LOSS, Total.DUAL, Total.ALPHA]] /= local.sigma_prime[:, None]
+        totals[:, [Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]] /= local.sigma_prime[:, None] ** 2
+        local.dual_change += totals[:, Total.DUAL]
         if number == 0:
             local.totals = totals.copy()
             phase = local.state.lanes["phase"]
@@ -348,7 +339,7 @@ class Partition(SumPartition):
     def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
         """Return the change of w, and complete the sums."""
         n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
-        local.totals[trained, DUAL] = local.dual_change[trained]
+        local.totals[trained, Total.DUAL] = local.dual_change[trained]
         summed = lane_columns(local.summed, self._n_lanes, n_vectors)
         v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
         values = np.subtract(local.state.w, w, out=local.state.w)

@@ -58,35 +58,24 @@ def _minimiser(gradient, curvature, alpha, lo, hi, omega):
 
 
 @inlined
-def _better_bound(gradient, curvature, alpha, lo, hi):
-    """Return the bound with the lower objective; an infinite one if there is one."""
-    if np.isinf(lo) or np.isinf(hi):
-        return lo if np.isinf(lo) else hi
-    down, up = lo - alpha, hi - alpha
-    if gradient * down + 0.5 * curvature * down * down < gradient * up + 0.5 * curvature * up * up:
-        return lo
-    return hi
-
-
-@inlined
 def _jump(i, diagonal, point):
     """Move a variable of negative curvature to its better bound if that decreases the objective; returns its change.
 
     The gradient does not decide: even if it is 0, or a bound holds the variable, the other bound may be lower. The decrease
     per length of the step takes the place of the projected gradient.
     """
-    alpha, gradient, out = point.alpha, point.gradient, point.out
-    new = _better_bound(gradient[i], diagonal[i], alpha[i], point.lo[i], point.hi[i])
-    if np.isinf(new):
+    alpha, out, gradient, curvature = point.alpha, point.out, point.gradient[i], diagonal[i]
+    down, up = point.lo[i] - alpha[i], point.hi[i] - alpha[i]
+    if np.isinf(down) or np.isinf(up):
         out[UNBOUNDED] = i
         return 0.0
-    step = new - alpha[i]
-    change = step * (gradient[i] + 0.5 * diagonal[i] * step)
+    below, above = down * (gradient + 0.5 * curvature * down), up * (gradient + 0.5 * curvature * up)
+    step, change = (down, below) if below < above else (up, above)
     if not change < 0.0:
         return 0.0
     out[VIOLATION] = max(out[VIOLATION], -change / abs(step))
     out[CHANGE] += change
-    alpha[i] = new
+    alpha[i] = point.lo[i] if below < above else point.hi[i]
     return step
 
 

@@ -30,24 +30,7 @@ import numpy as np
 from .compile import inlined, kernel
 from .loss_table import MULTINOMIAL
 from .losses import divergence
-from .primitives import (
-    ALPHA,
-    ALPHA_CURVATURE,
-    ALPHA_SQUARE,
-    DUAL,
-    GAP,
-    LOSS,
-    N_ACTIVE,
-    N_SHRUNK,
-    N_VISITED,
-    NO_STEP,
-    PATIENCE,
-    SLOPE,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
-    fetch_ahead,
-    row_cost,
-)
+from .primitives import NO_STEP, PATIENCE, Total, fetch_ahead, row_cost
 
 _SUM_TOLERANCE = 1e-7  # of Σ a / C; its square is left in the term of the gap
 _ROOT_TOLERANCE = 1e-5  # of log a, of which the square is left
@@ -201,9 +184,9 @@ def _count_classes(columns, alpha, label, q, sign, totals):
         if m != label:
             own += alpha[m]
             square += alpha[m] * alpha[m]
-    totals[columns.lane, ALPHA] += sign * abs(own)
-    totals[columns.lane, ALPHA_CURVATURE] += sign * own * own * q
-    totals[columns.lane, ALPHA_SQUARE] += sign * (square + own * own) * q
+    totals[columns.lane, Total.ALPHA] += sign * abs(own)
+    totals[columns.lane, Total.ALPHA_CURVATURE] += sign * own * own * q
+    totals[columns.lane, Total.ALPHA_SQUARE] += sign * (square + own * own) * q
 
 
 @inlined
@@ -346,8 +329,8 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
     own = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     accelerated = columns.inverse_mu != 1.0
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], 0.0)
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], 0.0)
+    totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], 0.0)
+    totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], 0.0)
     for p in range(order.size):
         fetch_ahead(order, p, rows, variables.w, columns.n_columns, fetched)
         i = order[p]
@@ -356,42 +339,42 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
             continue
         label, alpha = rows.code[i], variables.alpha[i, own]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0 if smooth else 1.0)
-        totals[lane, N_VISITED] += 1
+        totals[lane, Total.N_VISITED] += 1
         if not q < np.inf:  # the loop says what is wrong
-            totals[lane, GAP] = np.inf
+            totals[lane, Total.GAP] = np.inf
             continue
         phi, primal, dual_old, apart = _row_terms(smooth, alpha, label, c, scratch)
-        totals[lane, GAP] += phi
+        totals[lane, Total.GAP] += phi
         active, smallest = variables.active[i, own], -np.inf  # not in use by the multinomial loss
         if not smooth and q > 0.0:
             largest, smallest = _violation(alpha, active, not trains, label, c, scratch.margin)
             apart = largest - smallest
         if not trains:
-            totals[lane, LOSS] += primal
-            totals[lane, DUAL] += dual_old
+            totals[lane, Total.LOSS] += primal
+            totals[lane, Total.DUAL] += dual_old
             for m in range(n_classes):
-                totals[lane, ALPHA_SQUARE] += alpha[m] * alpha[m] * q
-            totals[lane, SLOPE] += 4.0 * c * math.sqrt(q)
-            totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], apart)
+                totals[lane, Total.ALPHA_SQUARE] += alpha[m] * alpha[m] * q
+            totals[lane, Total.SLOPE] += 4.0 * c * math.sqrt(q)
+            totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], apart)
             continue
         q *= columns.inverse_mu
         if not smooth and q <= 0.0:
             _solve_empty_row(alpha, active, label, c)
-            totals[lane, DUAL] += c - dual_old
+            totals[lane, Total.DUAL] += c - dual_old
             continue
         if columns.uncounted != 0.0:
             _count_classes(columns, alpha, label, q, 1.0, totals)
         if not smooth:
             n_left = _shrink_classes(alpha, active, label, c, scratch.margin, smallest, accelerated)
             if n_left < n_classes:
-                totals[lane, N_SHRUNK] += 1
+                totals[lane, Total.N_SHRUNK] += 1
             if n_left <= 1:
                 active[:] = 0
                 continue
-        totals[lane, N_ACTIVE] += 1
+        totals[lane, Total.N_ACTIVE] += 1
         if apart <= NO_STEP * (c if smooth else 1.0):
             continue
-        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], apart)
+        totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], apart)
         if accelerated:
             _count_classes(columns, alpha, label, q, -1.0, totals)
         if not smooth:
@@ -402,7 +385,7 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
         else:
             for m in range(n_classes):
                 alpha[m], scratch.step[m] = c / n_classes, 0.0
-        totals[lane, DUAL] += _dual_term(smooth, alpha, label, c) - dual_old
+        totals[lane, Total.DUAL] += _dual_term(smooth, alpha, label, c) - dual_old
         if accelerated:
             _count_classes(columns, alpha, label, q, 1.0, totals)
             for m in range(n_classes):

@@ -60,21 +60,17 @@ class _Cache(FunctionCache):
         global _used
         _used = True
         _add_symbols()
-        found = self._look_up(signature, target_context)
+        found = self._load_overload(signature, target_context)
         if found is None:
             from .compiler import compile_elsewhere, told  # most processes compile nothing
 
             for tell in told:
                 tell()
             if compile_elsewhere(self._py_func, signature):
-                found = self._look_up(signature, target_context)
+                found = self._load_overload(signature, target_context)
         if found is None:
             target_context.refresh()
         return found
-
-    def _look_up(self, signature: Any, target_context: Any) -> Any:
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, target_context)
 
 
 @functools.cache

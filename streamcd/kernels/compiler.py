@@ -45,17 +45,16 @@ class _Compiler:
         return False
 
     def _running(self, fresh: bool) -> Connection:
+        if fresh and self._process is not None:
+            self._process.wait()  # which has closed the pipe, so it is about to end
         if fresh or self._pipe is None or self._process is None or self._process.poll() is not None:
             self._close()
             own, its = Pipe()
             with its:
                 command = [sys.executable, "-c", _PROGRAM, str(its.fileno()), *sys.path]
+                none, passed = subprocess.DEVNULL, [its.fileno()]
                 self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[its.fileno()],
+                    command, stdin=none, stdout=none, stderr=none, pass_fds=passed
                 )
             self._pipe = own
         return self._pipe

@@ -6,49 +6,11 @@ Text is read eight bytes at a time: at least eight more, of any content, must fo
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from .compile import cached, kernel
-from .primitives import load8
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Machine instructions that numba does not offer
-
-
-@intrinsic
-def _multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
-    """Return the upper 64 bits of the product of two unsigned 64-bit integers."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
-        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
-
-    return types.uint64(types.uint64, types.uint64), codegen
-
-
-def _zero_bits(count: str) -> Any:
-    """Make a function that counts zero bits: 64 for zero."""
-
-    @intrinsic
-    def counted(typingctx: Any, word: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, count)(args[0], ir.Constant(ir.IntType(1), 0))
-
-        return types.uint64(types.uint64), codegen
-
-    return counted
-
-
-trailing_zeros, _leading_zeros = _zero_bits("cttz"), _zero_bits("ctlz")
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Decimal numbers
+from .primitives import leading_zeros, load8, multiply_high, trailing_zeros
 
 _MIN_POWER, _MAX_POWER = -342, 308  # outside of these, 19 digits times 10^power is zero or infinite
 _EXACT_POWERS = np.array([10.0**power for power in range(23)])  # the powers of ten that float64 holds exactly
@@ -93,14 +55,14 @@ def _scaled(significand, power):
     if power > _MAX_POWER:
         return np.inf, True
     one = np.uint64(1)
-    shift = _leading_zeros(significand)
+    shift = leading_zeros(significand)
     w = significand << shift
     five = _FIVES_UPPER[power - _MIN_POWER]
-    high = _multiply_high(w, five)
+    high = multiply_high(w, five)
     low = w * five
     # where the bits below the rounding bit are all set, more are needed
     if high & np.uint64(0x1FF) == np.uint64(0x1FF):
-        extra = _multiply_high(w, _FIVES_LOWER[power - _MIN_POWER])
+        extra = multiply_high(w, _FIVES_LOWER[power - _MIN_POWER])
         low = low + extra
         if low < extra:
             high = high + one

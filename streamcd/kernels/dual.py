@@ -27,21 +27,9 @@ from .losses import (
     slope_bound,
 )
 from .primitives import (
-    ALPHA,
-    ALPHA_CURVATURE,
-    ALPHA_SQUARE,
-    DUAL,
-    GAP,
-    LOSS,
-    N_ACTIVE,
-    N_SHRUNK,
-    N_STEPS,
-    N_VISITED,
     NO_STEP,
     PATIENCE,
-    SLOPE,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
+    Total,
     add_row,
     add_to_8,
     add_to_16,
@@ -53,10 +41,10 @@ from .primitives import (
     fetch_ahead,
     fetch_variables_ahead,
     row_cost,
+    row_dot,
     row_label,
     row_square,
 )
-from .weights import row_dot
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One row in one lane, and the visits
@@ -82,8 +70,8 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     else:
         phi, projected = row_terms(t, old, numbers)[0], projected_gradient(t, old, numbers)
         stays = may_shrink(t, old, numbers, steering.low[lane], steering.high[lane])
-    totals[lane, N_VISITED] += 1
-    totals[lane, GAP] += phi
+    totals[lane, Total.N_VISITED] += 1
+    totals[lane, Total.GAP] += phi
     accelerated = steering.inverse_mu[lane] != 1.0
     flag = active[i, lane]
     if stays:
@@ -91,27 +79,27 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     elif flag > 1:
         active[i, lane] = 1
     if active[i, lane] == 0:
-        totals[lane, N_SHRUNK] += 1
+        totals[lane, Total.N_SHRUNK] += 1
     else:
-        totals[lane, N_ACTIVE] += 1
-        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
-        totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
+        totals[lane, Total.N_ACTIVE] += 1
+        totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], projected)
+        totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], projected)
         if abs(projected) > NO_STEP:
             if logistic:
                 at = (old, rest, log_old, log_rest)
                 moved, change, steps = log_minimiser(t, q, c, at, signed, steering.tolerance[lane])
                 new, new_rest, log_new, log_new_rest = moved
                 alpha[i, lane], alpha[i, n_lanes + lane] = new, new_rest
-                totals[lane, N_STEPS] += steps
+                totals[lane, Total.N_STEPS] += steps
                 # the constant C log C cancels
-                totals[lane, DUAL] += (
+                totals[lane, Total.DUAL] += (
                     old * log_old + rest * log_rest - new * log_new - new_rest * log_new_rest
                 )
             else:
                 new = minimiser(t, q, old, numbers, steering.omega[lane])
                 change = new - old
                 alpha[i, lane] = new
-                totals[lane, DUAL] += dual_term(new, numbers) - dual_term(old, numbers)
+                totals[lane, Total.DUAL] += dual_term(new, numbers) - dual_term(old, numbers)
     if accelerated and (change != 0.0 or steering.uncounted[lane] != 0.0):
         counted = 0.0 if steering.uncounted[lane] != 0.0 else old
         _count_alpha(lane, loss, counted, alpha[i, lane], row, totals)
@@ -123,12 +111,12 @@ def _count_alpha(lane, loss, old, new, row, totals):
     """Replace a row's alpha in the sums for acceleration; a plane's own rows count in the last sum alone."""
     _, q, y, c = row
     old_square, new_square = old * old * q, new * new * q
-    totals[lane, ALPHA_SQUARE] += new_square - old_square
+    totals[lane, Total.ALPHA_SQUARE] += new_square - old_square
     if loss.kind == LOG_LOSS:
         old_square, new_square = old_square * (c - old) / c, new_square * (c - new) / c
     if not is_fitted(loss, y):
-        totals[lane, ALPHA] += abs(new) - abs(old)
-        totals[lane, ALPHA_CURVATURE] += new_square - old_square
+        totals[lane, Total.ALPHA] += abs(new) - abs(old)
+        totals[lane, Total.ALPHA_CURVATURE] += new_square - old_square
 
 
 @kernel
@@ -180,9 +168,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
                 n_live += 1
         if n_live == 0:
             continue
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
-        _lane_dots(i, rows, w, lanes, n_live)
-        q = row_square(rows, start, stop) + bias * bias
+        q = _lane_dots(i, rows, w, lanes, n_live) + bias * bias
         n_changed = 0
         for position in range(n_live):
             lane = live[position]
@@ -200,7 +186,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
 
 @inlined
 def _lane_dots(i, rows, w, lanes, n_live):
-    """Write x·w of row i in the first `n_live` live lanes to `dots`, each at its lane; other lanes' may be written too.
+    """Return x·x of row i, and write x·w in the first `n_live` live lanes to `dots`, each at its lane, and maybe in others.
 
     Lanes are neighbours in `w`, and eight in a row take one sweep over the entries by vector operations. So a row costs
     what the groups of eight take in which it is live. Lanes beyond the chosen ones, which another thread may change, are
@@ -210,6 +196,9 @@ def _lane_dots(i, rows, w, lanes, n_live):
     start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], dots.size
     end = lanes.chosen[-1] + 1 if lanes.chosen[-1] - lanes.chosen[0] >= 7 else n_lanes
     position = 0
+    if n_lanes == 1:
+        dots[0], square = row_dot(rows, w, start, stop)
+        return square
     while position < n_live and n_lanes >= 8:
         low = min(live[position], end - 8)
         width, position = _neighbours(live, position, n_live, low, end)
@@ -226,6 +215,7 @@ def _lane_dots(i, rows, w, lanes, n_live):
             dot += w[feature[k] * n_lanes + lane] * np.float64(value[k])
         dots[lane] = dot
         position += 1
+    return row_square(rows, start, stop)
 
 
 @inlined
@@ -271,7 +261,7 @@ def _add_row_lanes(i, rows, w, lanes, n):
 
 
 @inlined
-def certify_row(lane, loss, row, a, rest, totals):
+def _certify_row(lane, loss, row, a, rest, totals):
     """Add a row's terms at fixed w to the lane's sums; `row` is (t, x·x, y, C_i), `rest` C_i - a where it is kept."""
     t, q, y, c = row
     if loss.kind == LOG_LOSS:
@@ -281,37 +271,19 @@ def certify_row(lane, loss, row, a, rest, totals):
         numbers = five_numbers(loss, y, c)
         phi, primal, dual = row_terms(t, a, numbers)
         projected, slope = projected_gradient(t, a, numbers), slope_bound(t, a, numbers)
-    totals[lane, GAP] += phi
-    totals[lane, LOSS] += primal
-    totals[lane, DUAL] += dual
-    totals[lane, ALPHA_SQUARE] += a * a * q
-    totals[lane, SLOPE] += slope * math.sqrt(q)
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], projected)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], projected)
-    totals[lane, N_VISITED] += 1.0
+    totals[lane, Total.GAP] += phi
+    totals[lane, Total.LOSS] += primal
+    totals[lane, Total.DUAL] += dual
+    totals[lane, Total.ALPHA_SQUARE] += a * a * q
+    totals[lane, Total.SLOPE] += slope * math.sqrt(q)
+    totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], projected)
+    totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], projected)
+    totals[lane, Total.N_VISITED] += 1.0
 
 
 @kernel
-def dual_certify(order, rows, costs, variables, totals):
-    """Add up rows' terms of gap, loss and dual at fixed `w`, for one lane. Changed in place: `totals`."""
-    w, bias, alpha = variables.w, costs.bias, variables.alpha
-    last = w.size - 1
-    for p in range(order.size):
-        fetch_ahead(order, p, rows, w, 1, range(1))
-        i = order[p]
-        c = row_cost(i, 0, rows, costs)
-        if c <= 0.0:
-            continue
-        sign, y = row_label(i, 0, rows, costs)
-        dot, q = row_dot(rows, w, rows.indptr[i], rows.indptr[i + 1])
-        row = (sign * (dot + bias * w[last]), q + bias * bias, y, c)
-        rest = alpha[i, 1] if costs.loss.kind == LOG_LOSS else 0.0
-        certify_row(0, costs.loss, row, alpha[i, 0], rest, totals)
-
-
-@kernel
-def dual_certify_lanes(order, rows, costs, variables, totals, lanes):
-    """As `dual_certify` for the given lanes at once."""
+def dual_certify(order, rows, costs, variables, totals, lanes):
+    """Add up rows' terms of gap, loss and dual at fixed `w`, for the given lanes. Changed in place: `totals`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
     live, dots = lanes.live, lanes.dots
     last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
@@ -324,14 +296,13 @@ def dual_certify_lanes(order, rows, costs, variables, totals, lanes):
             if row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
                 n_live += 1
-        _lane_dots(i, rows, w, lanes, n_live)
-        q = row_square(rows, rows.indptr[i], rows.indptr[i + 1]) + bias * bias
+        q = _lane_dots(i, rows, w, lanes, n_live) + bias * bias
         for position in range(n_live):
             lane = live[position]
             sign, y = row_label(i, lane, rows, costs)
             row = (sign * (dots[lane] + bias * w[last + lane]), q, y, row_cost(i, lane, rows, costs))
             rest = alpha[i, n_lanes + lane] if costs.loss.kind == LOG_LOSS else 0.0
-            certify_row(lane, costs.loss, row, alpha[i, lane], rest, totals)
+            _certify_row(lane, costs.loss, row, alpha[i, lane], rest, totals)
 
 
 @kernel

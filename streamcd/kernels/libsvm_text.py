@@ -7,26 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import inlined, kernel
-from .decimals import HARD, MALFORMED, OK, digits, number_at, trailing_zeros
-from .primitives import load8
+from .decimals import HARD, MALFORMED, OK, digits, number_at
+from .primitives import load8, trailing_zeros
 from .rows import LARGEST_INDEX
 
-# the kernel's return values
-(
-    END,
-    FULL,
-    FLOAT,
-    BAD_LABEL,
-    BAD_TOKEN,
-    BAD_VALUE,
-    LABEL_RANGE,
-    RANGE,
-    BELOW,
-    ORDER,
-    REPEATED,
-    HUGE,
-    BEYOND,
-) = range(13)
+# the kernel's return values: nothing is wrong, or something at `TOKEN`
+END, FULL, FLOAT = range(3)
+BAD_LABEL, BAD_TOKEN, BAD_VALUE, LABEL_RANGE, RANGE, BELOW, ORDER, REPEATED, HUGE, BEYOND = range(3, 13)
 # its state between calls
 (
     POSITION,  # where to continue
@@ -46,7 +33,7 @@ from .rows import LARGEST_INDEX
     N_STATE,
 ) = range(15)
 LINE_START = -2
-# the first fields of `Counts`
+# the first fields of `rows.Counts`
 COUNTED = [ROWS, ENTRIES, ZEROS, UNDERFLOWS, IGNORED, QIDS]
 
 
@@ -156,12 +143,7 @@ def parse_lines(text, stop, state, room, allowed, known):
                 if c == 0x0D and text[position + 1] == 0x0A:
                     position += 1
                     break
-                if (
-                    c == 0x71
-                    and text[position + 1] == 0x69
-                    and text[position + 2] == 0x64
-                    and text[position + 3] == 0x3A
-                ):
+                if load8(text, position) & np.uint64(0xFFFFFFFF) == np.uint64(0x3A646971):  # "qid:"
                     state[QIDS] += 1
                     _, end = digits(text, position + 4)
                     if end > position + 4 and (text[end] <= 0x20 or text[end] == 0x23):

@@ -89,12 +89,6 @@ def best_alpha(t, numbers):
 
 
 @inlined
-def is_half_square(numbers):
-    """Tell whether the loss is ``½ D`` times the square of its dual variable, which has no upper bound."""
-    return numbers[4] == np.inf and numbers[1] == 0.0
-
-
-@inlined
 def _times_size(epsilon, alpha):
     return epsilon * abs(alpha) if epsilon > 0.0 else 0.0
 
@@ -120,11 +114,8 @@ def row_terms(t, alpha, numbers):
 def slopes(t, alpha, numbers):
     """Return the derivatives of the negative dual at alpha, towards smaller and towards larger values."""
     gradient, epsilon = t - numbers[0] + numbers[2] * alpha, numbers[1]
-    if epsilon == 0.0:
-        return gradient, gradient
-    return gradient + (epsilon if alpha > 0.0 else -epsilon), gradient + (
-        epsilon if alpha >= 0.0 else -epsilon
-    )
+    left, right = epsilon if alpha > 0.0 else -epsilon, epsilon if alpha >= 0.0 else -epsilon
+    return gradient + left, gradient + right
 
 
 @inlined
@@ -281,42 +272,29 @@ def alpha_at(loss, t, numbers):
     """Return minus the slope of the loss, which is the dual variable that belongs to t."""
     if loss.kind == LOG_LOSS:
         return falling(t)
-    if is_half_square(numbers):
-        return max(numbers[0] - t, numbers[3]) * numbers[5]
     return best_alpha(t, numbers)
 
 
 @inlined
-def half_square_slopes(t, numbers):
-    """Return `alpha_and_curvature` where the loss `is_half_square`."""
-    inside = np.float64(numbers[0] - t > numbers[3])
-    return (numbers[0] - t) * inside, inside
-
-
-@inlined
-def alpha_and_curvature(loss, t, numbers):
-    """Return `alpha_at`, and the second derivative, both in units of `unit_of`: a multiplication less where it counts."""
-    if loss.kind == LOG_LOSS:
-        p = falling(t)
-        return p, p * (1.0 - p)
-    if is_half_square(numbers):
-        return half_square_slopes(t, numbers)
-    p, epsilon, _, low, high, curvature = numbers
-    slope = _soft(p - t, epsilon) * curvature
-    inside = np.float64((low < slope) & (slope < high) & ((slope != 0.0) | (epsilon == 0.0)))
-    return min(max(slope, low), high), curvature * inside
-
-
-@inlined
-def model_curvature(t, slope, curvature, numbers, share):
-    """Return the curvature for a model of the loss at t; on a straight piece `share` of that of a parabola above the loss.
+def alpha_and_curvature(loss, t, numbers, share):
+    """Return `alpha_at`, and the second derivative; on a straight piece `share` of that of a parabola above the loss.
 
     The parabola touches the loss at t and, where that is even about p, at ``2 p - t`` (Huber's loss: reweighted least
-    squares). `slope` and `curvature` are those of `alpha_and_curvature`, numbers[0] is p.
+    squares).
     """
-    if curvature == 0.0 and slope != 0.0:
-        return share * slope / (numbers[0] - t)
-    return curvature
+    if loss.kind == LOG_LOSS:
+        a = falling(t)
+        return a, a * (1.0 - a)
+    p, epsilon, _, low, high, curvature = numbers
+    if epsilon == 0.0 and high == np.inf:  # a square above low, which is 0 or infinite
+        inside = curvature * np.float64(p - t > low)
+        return (p - t) * inside, inside
+    slope = _soft(p - t, epsilon) * curvature
+    inside = np.float64((low < slope) & (slope < high) & ((slope != 0.0) | (epsilon == 0.0)))
+    a = min(max(slope, low), high)
+    if high < np.inf and inside == 0.0 and a != 0.0:
+        return a, share * a / (p - t)
+    return a, curvature * inside
 
 
 @inlined
@@ -326,12 +304,6 @@ def parabola_above(t):
     Source: Jaakkola, Jordan, Statistics and Computing 10 (2000).
     """
     return math.tanh(0.5 * t) / (2.0 * t) if abs(t) > 1e-3 else 0.25
-
-
-@inlined
-def unit_of(loss, numbers):
-    """Return the unit of `alpha_and_curvature`."""
-    return numbers[5] if loss.kind != LOG_LOSS and is_half_square(numbers) else 1.0
 
 
 @inlined
@@ -348,10 +320,6 @@ def loss_change(loss, t, moved, numbers):
         if -0.99 < ratio < 1e300:
             return math.log1p(ratio)
         return loss_at(loss, t + moved, numbers) - loss_at(loss, t, numbers)  # far apart: nothing cancels
-    if is_half_square(numbers):
-        p, _, _, low, _, curvature = numbers
-        before, after = max(p - t, low), max(p - t - moved, low)
-        return 0.5 * curvature * ((after - before) * (after + before))
     before, after = best_alpha(t, numbers), best_alpha(t + moved, numbers)
     e, total, apart = numbers[0] - t, before + after, after - before
     size = _times_size(numbers[1], after) - _times_size(numbers[1], before)

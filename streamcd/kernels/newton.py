@@ -13,25 +13,9 @@ import numpy as np
 
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
-from .losses import (
-    alpha_and_curvature,
-    five_numbers,
-    loss_at,
-    model_curvature,
-    unit_of,
-)
+from .losses import alpha_and_curvature, alpha_at, five_numbers, loss_at
 from .penalties import elastic_gap_term, elastic_move, elastic_sensitivity, elastic_slope
-from .primitives import (
-    ALPHA_SQUARE,
-    LOSS,
-    N_ACTIVE,
-    N_VISITED,
-    SLOPE,
-    add_row,
-    row_cost,
-    row_label,
-)
-from .weights import row_dot
+from .primitives import Total, add_row, row_cost, row_dot, row_label
 
 LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
 """Lengths of the step at which a read evaluates the objective, as shares of the step to the point where it is made."""
@@ -59,7 +43,7 @@ class Point(NamedTuple):
 
     w: np.ndarray  # (lanes, D)
     step: np.ndarray  # (lanes, D): the read's w is its base plus the step
-    line_share: np.ndarray  # (lanes,): `share` of `losses.model_curvature`
+    line_share: np.ndarray  # (lanes,): `share` of `losses.alpha_and_curvature`
     searches: np.ndarray  # (lanes,) bool: the objective is wanted at all lengths of the step
     begins: np.ndarray  # (lanes,) bool: the gradient is wanted at w = 0 too
 
@@ -123,16 +107,13 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
         start, stop = rows.indptr[i], rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         t = sign * (dot + bias * w[last])
-        slope, curvature = alpha_and_curvature(loss, t, numbers)
-        curvature = model_curvature(t, slope, curvature, numbers, point.line_share[lane])
-        unit = unit_of(loss, numbers)
+        a, curvature = alpha_and_curvature(loss, t, numbers, point.line_share[lane])
         if curvature > 0.0:
-            scratch.row[n], scratch.curvature[n] = i, c * unit * curvature
+            scratch.row[n], scratch.curvature[n] = i, c * curvature
             n += 1
         if not counts:
             continue
-        a, value = slope * unit, loss_at(loss, t, numbers)
-        side = 0 if sign * a >= 0.0 else 1
+        value, side = loss_at(loss, t, numbers), 0 if sign * a >= 0.0 else 1
         if a != 0.0:
             add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
             sums.v[lane, side, last] += sign * a * c * bias
@@ -147,15 +128,15 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
         line[NEAR + side] += c * near
         line[FAR + side] += c * far
         if point.begins[lane]:
-            at_zero = sign * c * unit * alpha_and_curvature(loss, 0.0, numbers)[0]
+            at_zero = sign * c * alpha_at(loss, 0.0, numbers)
             add_row(rows, sums.start[lane], start, stop, at_zero)
             sums.start[lane, last] += at_zero * bias
         q += bias * bias
-        totals[lane, SLOPE] += 2.0 * c * abs(a) * math.sqrt(q)
-        totals[lane, ALPHA_SQUARE] += c * a * c * a * q
-        totals[lane, LOSS] += c * value
-        totals[lane, N_VISITED] += 1
-        totals[lane, N_ACTIVE] += 1
+        totals[lane, Total.SLOPE] += 2.0 * c * abs(a) * math.sqrt(q)
+        totals[lane, Total.ALPHA_SQUARE] += c * a * c * a * q
+        totals[lane, Total.LOSS] += c * value
+        totals[lane, Total.N_VISITED] += 1
+        totals[lane, Total.N_ACTIVE] += 1
     return n
 
 

@@ -32,12 +32,6 @@ def penalty(w):
 
 
 @inlined
-def conjugate(v):
-    """Return the term of g* where the weight is penalised."""
-    return 0.5 * v * v
-
-
-@inlined
 def gap_term(w, v):
     """Return ``g(w) + g*(v) - w v`` where the weight is penalised, never negative."""
     return 0.5 * (w - v) * (w - v)

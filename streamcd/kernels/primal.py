@@ -3,7 +3,7 @@
 Arguments that all kernels here share
 -------------------------------------
 order : (n,) int64                offsets of the columns to visit; -1 is the bias, a virtual column of ``bias`` in every row
-data, scores, costs               `ColumnData`, and its `Scores` and `ColumnCosts` (see `columns`)
+data, scores, costs               `ColumnData`, and its `Scores` and `ColumnCosts`
 w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to the bias
 lanes : (k,) int64                the lanes to work on
 totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
@@ -14,51 +14,101 @@ Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, with ξ any loss of
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from .columns import margin, signed_cost, unit_numbers
 from .compile import inlined, kernel
-from .loss_table import LOG_LOSS
+from .loss_table import LOG_LOSS, Loss
 from .losses import (
     alpha_and_curvature,
     alpha_at,
     five_numbers,
-    half_square_slopes,
-    is_half_square,
     log_terms,
     loss_at,
     loss_change,
-    model_curvature,
     most_curvature,
     row_terms,
-    unit_of,
 )
 from .penalties import gap_term, penalty_change, penalty_slope
-from .primitives import (
-    DUAL,
-    GAP,
-    N_ACTIVE,
-    N_STEPS,
-    N_VISITED,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
-    prefetch,
-)
+from .primitives import Total, prefetch
 
 PHI, LOSS_SUM = range(2)
 """Columns of the sums by `add_row_terms`: terms of the gap and of the primal loss."""
 N_SUMS = 2
 
 _SIGMA = 0.01  # part of the predicted decrease that a step has to reach
-_LINE_SHARE = (
-    0.1  # of the curvature of rows on a straight piece: without it, columns with no other rows cannot move
-)
+# of the curvature of rows on a straight piece: without it, columns with no other rows cannot move
+_LINE_SHARE = 0.1
 _NO_STEP = 1e-14  # a derivative below this is not worth a step
 _LEAST_SHARE = 0.5**99  # of Newton's step, after which a line search ends without one
 _BLOCK = 128  # rows whose terms are added up lane by lane: sums stay in registers, and scores in the cache
 _COLUMNS_AHEAD = 3
 _FETCH_AT_MOST = 64  # entries of a column to come
+
+
+class Columns(NamedTuple):
+    """Columns as an arena holds them; never changed by a kernel."""
+
+    indptr: np.ndarray  # (columns + 1,) int64: column c has the entries ``indptr[c]:indptr[c + 1]``, by row
+    feature: np.ndarray  # (columns,) int64: the feature of each
+    row: np.ndarray  # (entries,): offsets into the arrays of `Scores`
+    value: np.ndarray  # (entries,)
+
+
+class Scores(NamedTuple):
+    """Arrays kept of every row, the lanes of a row side by side.
+
+    The margin is ``t = s z``, s the sign of the row's class; of a row with a target ``t = z - y``, and the loss is that of
+    the target 0, which is the same: so all rows of a lane have the numbers of one kind of row.
+    """
+
+    score: np.ndarray  # (n * lanes,) float64: ``z = w·x``, changed in place
+    fresh: np.ndarray  # like `score`, summed up anew by a read at fixed w; empty outside of one
+    kind: np.ndarray  # (n,) uint16 or uint32: ``class * folds + fold`` (the class alone without folds)
+    weight: np.ndarray  # (n,) float64; empty where all are 1
+    target: np.ndarray  # (n,) float64; empty where rows have classes
+
+
+class ColumnCosts(NamedTuple):
+    """A problem as the primal methods take it."""
+
+    signed: np.ndarray  # (kinds, lanes) float64: s C of a row of that kind in that lane; 0 leaves it out
+    loss: Loss
+    bias: float
+    free_bias: bool  # whether the bias's weight is not penalised
+
+
+class ColumnData(NamedTuple):
+    """Columns with their rows and the problem."""
+
+    columns: Columns
+    scores: Scores
+    costs: ColumnCosts
+
+
+class Span(NamedTuple):
+    """A segment of a column: ``row[start:stop]``, or, where `dense`, those rows themselves, each with the value `bias`."""
+
+    start: int
+    stop: int
+    dense: bool
+
+
+@inlined
+def unit_numbers(scores, costs):
+    """Return the five numbers of a row of cost 1."""
+    return five_numbers(costs.loss, 1.0 if scores.target.size == 0 else 0.0, 1.0)
+
+
+@inlined
+def row_at(j, lane, z, scores, costs):
+    """Return s C, s and the margin of row j at the score z; s C is 0 if the lane leaves the row out."""
+    c = costs.signed[np.uint64(scores.kind[j]), np.uint64(lane)]
+    if scores.weight.size > 0:
+        c *= scores.weight[j]
+    sign = math.copysign(1.0, c)
+    return c, sign, sign * z - (scores.target[j] if scores.target.size > 0 else 0.0)
 
 
 @inlined
@@ -76,7 +126,7 @@ def _fetch_ahead(order, p, columns, score, n_lanes):
             prefetch(score, row[k] * n_lanes)
 
 
-# The loops below are called with literals (`dense`, `squares`), so that each case is compiled to a loop
+# The loops below are called with a literal `dense`, so that each case is compiled to a loop
 # of its own: not all conditions inside one are taken out of it. Unsigned indices avoid the check for negative ones;
 # decisions by margins are factors 0 or 1, since a branch would be mispredicted half of the time. Together they make it 17
 # times as fast.
@@ -97,33 +147,20 @@ def _score_at(j, lane, costs):
 
 
 @inlined
-def _add_slopes_in(squares, span, dense, lane, data, sums):
-    """See `_add_slopes`."""
+def _add_slopes(span, dense, lane, data, sums):
+    """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
     scores, costs = data.scores, data.costs
     slope, curve, bound = sums
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
-        c = signed_cost(j, lane, scores, costs)
-        t = margin(j, math.copysign(1.0, c), scores.score[_score_at(j, lane, costs)], scores)
+        c, _, t = row_at(j, lane, scores.score[_score_at(j, lane, costs)], scores, costs)
         square = abs(c) * v * v
-        if squares:
-            alpha, curvature = half_square_slopes(t, numbers)
-        else:
-            alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
-            curvature = model_curvature(t, alpha, curvature, numbers, _LINE_SHARE)
+        alpha, curvature = alpha_and_curvature(costs.loss, t, numbers, _LINE_SHARE)
         slope -= c * v * alpha
         curve += square * curvature
         bound += square
     return slope, curve, bound
-
-
-@inlined
-def _add_slopes(span, dense, lane, data, sums):
-    """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
-    if is_half_square(unit_numbers(data.scores, data.costs)):
-        return _add_slopes_in(True, span, dense, lane, data, sums)
-    return _add_slopes_in(False, span, dense, lane, data, sums)
 
 
 @inlined
@@ -133,11 +170,8 @@ def _add_slope_at_zero(span, dense, lane, data, slope):
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
-        slope -= (
-            signed_cost(j, lane, scores, costs)
-            * v
-            * alpha_at(costs.loss, margin(j, 1.0, 0.0, scores), numbers)
-        )
+        c, _, t = row_at(j, lane, 0.0, scores, costs)
+        slope -= c * v * alpha_at(costs.loss, t, numbers)
     return slope
 
 
@@ -148,10 +182,8 @@ def _add_loss_change(span, dense, lane, data, step, change):
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
-        c = signed_cost(j, lane, scores, costs)
-        y = math.copysign(1.0, c)
-        t = margin(j, y, scores.score[_score_at(j, lane, costs)], scores)
-        change += abs(c) * loss_change(costs.loss, t, y * step * v, numbers)
+        c, sign, t = row_at(j, lane, scores.score[_score_at(j, lane, costs)], scores, costs)
+        change += abs(c) * loss_change(costs.loss, t, sign * step * v, numbers)
     return change
 
 
@@ -166,10 +198,9 @@ def _move(span, dense, lane, data, score, step):
 @inlined
 def _newton(sums, own, ridge, loss):
     """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
-    numbers = five_numbers(loss, 1.0, 1.0)
-    unit, most = unit_of(loss, numbers), most_curvature(loss, numbers)
-    gradient = penalty_slope(own, ridge) + unit * sums[0]
-    curve, bound = unit * sums[1] + ridge, most * sums[2] + ridge
+    most = most_curvature(loss, five_numbers(loss, 1.0, 1.0))
+    gradient = penalty_slope(own, ridge) + sums[0]
+    curve, bound = sums[1] + ridge, most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
         return gradient, 0.0, 0.0
     return gradient, -gradient / curve, 2.0 * (1.0 - _SIGMA) * curve / bound
@@ -178,12 +209,12 @@ def _newton(sums, own, ridge, loss):
 @inlined
 def _record_gradient(gradient, at_zero, lane, totals):
     """Add the gradient of a visited coordinate in a lane to the sums of the read."""
-    totals[lane, DUAL] += at_zero * at_zero
-    totals[lane, GAP] += 0.5 * gradient * gradient
-    totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
-    totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
-    totals[lane, N_VISITED] += 1
-    totals[lane, N_ACTIVE] += 1
+    totals[lane, Total.DUAL] += at_zero * at_zero
+    totals[lane, Total.GAP] += 0.5 * gradient * gradient
+    totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
+    totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
+    totals[lane, Total.N_VISITED] += 1
+    totals[lane, Total.N_ACTIVE] += 1
 
 
 @inlined
@@ -201,7 +232,7 @@ def _solve(span, dense, weight, lane, data, begins, totals):
     share = 1.0
     while step != 0.0 and share > free:
         change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
-        totals[lane, N_STEPS] += 1
+        totals[lane, Total.N_STEPS] += 1
         if change <= _SIGMA * gradient * step:
             break
         share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
@@ -253,12 +284,9 @@ def set_pull(scores, costs, lanes, sums):
     numbers = unit_numbers(scores, costs)
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
-            c, at = signed_cost(j, lane, scores, costs), _score_at(j, lane, costs)
-            pull = 0.0
-            if c != 0.0:
-                pull = c * alpha_at(
-                    costs.loss, margin(j, math.copysign(1.0, c), scores.score[at], scores), numbers
-                )
+            at = _score_at(j, lane, costs)
+            c, _, t = row_at(j, lane, scores.score[at], scores, costs)
+            pull = c * alpha_at(costs.loss, t, numbers) if c != 0.0 else 0.0
             scores.score[at] = pull
             sums[1 if pull > 0.0 else 0, lane] += pull
 
@@ -275,12 +303,12 @@ def _add_products(span, dense, lane, data, v):
 @inlined
 def _add_gap_term(own, v, ridge, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
-    totals[lane, N_VISITED] += 1
+    totals[lane, Total.N_VISITED] += 1
     if ridge != 0.0:
         gradient = own - v
-        totals[lane, GAP] += gap_term(own, v)
-        totals[lane, VIOLATION_MAX] = max(totals[lane, VIOLATION_MAX], gradient)
-        totals[lane, VIOLATION_MIN] = min(totals[lane, VIOLATION_MIN], gradient)
+        totals[lane, Total.GAP] += gap_term(own, v)
+        totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
+        totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
 
 
 @kernel
@@ -320,12 +348,11 @@ def add_row_terms(scores, costs, lanes, sums):
     n_lanes = sums.shape[0]
     for j in range(scores.score.size // n_lanes):
         for lane in lanes:
-            c, at = signed_cost(j, lane, scores, costs), j * n_lanes + lane
-            y, c, pull = math.copysign(1.0, c), abs(c), scores.score[at]
-            scores.score[at] = scores.fresh[at]
+            at = _score_at(j, lane, costs)
+            signed, sign, t = row_at(j, lane, scores.fresh[at], scores, costs)
+            alpha, c, scores.score[at] = sign * scores.score[at], abs(signed), scores.fresh[at]
             if c == 0.0:
                 continue
-            t, alpha = margin(j, y, scores.fresh[at], scores), y * pull
             if costs.loss.kind == LOG_LOSS:
                 phi, primal, _ = log_terms(t, c, alpha, c - alpha)
             else:
@@ -345,20 +372,18 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     n_lanes = sums.shape[0]
     n_rows = scores.score.size // n_lanes
     numbers = unit_numbers(scores, costs)
-    unit = unit_of(costs.loss, numbers)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
             total, slope, curve = sums[lane, 0], sums[lane, 1], sums[lane, 2]
             for j in range(start, min(start + _BLOCK, n_rows)):
-                c = signed_cost(j, lane, scores, costs)
-                y, c, at = math.copysign(1.0, c), abs(c), _score_at(j, lane, costs)
-                t = margin(j, y, scores.score[at], scores)
-                total += c * loss_at(costs.loss, t, numbers)
+                at = _score_at(j, lane, costs)
+                c, _, t = row_at(j, lane, scores.score[at], scores, costs)
+                total += abs(c) * loss_at(costs.loss, t, numbers)
                 if previous.size:
-                    moved = y * (scores.score[at] - previous[at])
-                    alpha, curvature = alpha_and_curvature(costs.loss, t, numbers)
-                    slope -= c * unit * alpha * moved
-                    curve += c * unit * curvature * moved * moved
+                    moved = scores.score[at] - previous[at]
+                    alpha, curvature = alpha_and_curvature(costs.loss, t, numbers, 0.0)
+                    slope -= c * alpha * moved
+                    curve += abs(c) * curvature * moved * moved
             sums[lane, 0], sums[lane, 1], sums[lane, 2] = total, slope, curve
 
 

@@ -15,6 +15,7 @@ totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named belo
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +27,23 @@ from numba.extending import intrinsic
 from .compile import inlined, kernel
 from .loss_table import Loss
 
-GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-SLOPE, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 13)
-"""Columns of `totals`: the rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change
-of the latter); the largest and smallest projected gradient; numbers of rows visited, still active, and shrunk (wholly, or
-some of their classes), and of inner Newton steps. SLOPE bounds how the terms of the gap change with the margins, times ‖x‖,
-and is summed at fixed w, as is ALPHA_SQUARE, ``Σ a² q``. For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times
-C - a over C for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin
-plane) and ``Σ a² q/mu``."""
-N_TOTALS = 13
+
+class Total(IntEnum):
+    """Columns of `totals`.
+
+    The rows' terms of the gap, of the primal loss and of the dual objective (for a visit, the change of the latter); the
+    largest and smallest projected gradient; numbers of rows visited, still active, and shrunk (wholly, or some of their
+    classes), and of inner Newton steps. SLOPE bounds how the terms of the gap change with the margins, times ‖x‖, and is
+    summed at fixed w, as is ALPHA_SQUARE, ``Σ a² q``. For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a
+    over C for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin
+    plane) and ``Σ a² q/mu``.
+    """
+
+    GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
+    SLOPE, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 13)
+
+
+N_TOTALS = len(Total)
 
 UNIT = 1.01 * 2.0**-53
 """Unit roundoff u of float64, with a margin for rounding in the bounds themselves."""
@@ -131,12 +140,42 @@ def load8(typingctx: Any, text: Any, position: Any) -> Any:
 
 
 @intrinsic
+def multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
+    """Return the upper 64 bits of the product of two unsigned 64-bit integers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+def _of_word(function: str, *flags: int) -> Any:
+    """Make an instruction of one unsigned 64-bit integer."""
+
+    @intrinsic
+    def instruction(typingctx: Any, word: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, function)(args[0], *(ir.Constant(ir.IntType(1), flag) for flag in flags))
+
+        return types.uint64(types.uint64), codegen
+
+    return instruction
+
+
+trailing_zeros, leading_zeros, count_ones = _of_word("cttz", 0), _of_word("ctlz", 0), _of_word("ctpop")
+"""Numbers of bits of a word; all 64 are zeros of 0."""
+
+
+@intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask the processor to fetch ``array[index]`` (one-dimensional) into its caches; never faults."""
+    """Ask the processor to fetch ``array[index]`` into its caches; never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        pointer = cgutils.get_item_pointer(context, builder, signature.args[0], array, [args[1]])
+        position = cgutils.unpack_tuple(builder, args[1]) if isinstance(index, types.BaseTuple) else [args[1]]
+        pointer = cgutils.get_item_pointer(context, builder, signature.args[0], array, position)
         flag = ir.IntType(32)
         function = builder.module.declare_intrinsic(
             "llvm.prefetch", [pointer.type], ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
@@ -144,7 +183,8 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         builder.call(function, [pointer, flag(0), flag(3), flag(1)])  # for reading, keep in all caches, data
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), codegen
+    whole = types.UniTuple(types.intp, len(index)) if isinstance(index, types.BaseTuple) else types.intp
+    return types.void(array, whole), codegen
 
 
 def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
@@ -255,10 +295,7 @@ def shuffle(order, key):
     for i in range(order.size - 1, 0, -1):
         state += np.uint64(0x9E3779B97F4A7C15)
         # high bits times range: the bias is at most (i + 1) / 2**32, too small to be seen in fewer than 2**32 rows
-        if i < 0xFFFFFFFF:
-            j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
-        else:
-            j = np.int64(mix(state) % np.uint64(i + 1))
+        j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         order[i], order[j] = order[j], order[i]
 
 
@@ -277,15 +314,6 @@ def active_rows(row_start, row_stop, active, lanes, order):
                     n += 1
                     break
     return n
-
-
-@kernel
-def restore_flags(active, columns, flag):
-    """Set the flags of some columns that are 0 to `flag`, in place; `active` (rows, all columns) uint8."""
-    for i in range(active.shape[0]):
-        for m in columns:
-            if active[i, m] == 0:
-                active[i, m] = flag
 
 
 @kernel
@@ -316,6 +344,31 @@ def add_entry_hashes(row, feature, value_bits, sums):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One row against one lane of weights
+
+
+@inlined
+def row_dot(rows, w, start, stop):
+    """Return x·w and x·x of the row with entries ``start:stop``; independent partial sums hide the latency of additions."""
+    feature, value = rows.feature, rows.value
+    dot0 = dot1 = dot2 = dot3 = 0.0
+    norm0 = norm1 = 0.0
+    k = start
+    while k + 4 <= stop:
+        v0, v1 = np.float64(value[k]), np.float64(value[k + 1])
+        v2, v3 = np.float64(value[k + 2]), np.float64(value[k + 3])
+        dot0 += w[feature[k]] * v0
+        dot1 += w[feature[k + 1]] * v1
+        dot2 += w[feature[k + 2]] * v2
+        dot3 += w[feature[k + 3]] * v3
+        norm0 += v0 * v0 + v2 * v2
+        norm1 += v1 * v1 + v3 * v3
+        k += 4
+    while k < stop:
+        v0 = np.float64(value[k])
+        dot0 += w[feature[k]] * v0
+        norm0 += v0 * v0
+        k += 1
+    return (dot0 + dot1) + (dot2 + dot3), norm0 + norm1
 
 
 @inlined
@@ -361,17 +414,15 @@ def fetch_ahead(order, p, rows, w, n_columns, fetched):
 
 @inlined
 def fetch_variables_ahead(order, p, variables, fetched):
-    """Prefetch the dual variables and flags of a row ahead, in the lanes `fetched`; those of a single one are in its record.
+    """Prefetch the dual variables and flags of a row ahead, in the lanes `fetched`.
 
     Without it a visit of 40 lanes took 1.35 times as long, and that of a fourth of 105 lanes, a thread's share, 1.9 times.
     """
-    i = order[min(p + _AHEAD, order.size - 1)]
-    alpha, active = variables.alpha.reshape(-1), variables.active.reshape(-1)
-    width, n_lanes = variables.alpha.shape[1], variables.active.shape[1]
+    i, alpha, active = order[min(p + _AHEAD, order.size - 1)], variables.alpha, variables.active
     for lane in fetched:
-        for first in range(i * width, (i + 1) * width, n_lanes):
-            prefetch(alpha, first + lane)
-        prefetch(active, i * n_lanes + lane)
+        for column in range(lane, alpha.shape[1], active.shape[1]):
+            prefetch(alpha, (i, column))
+        prefetch(active, (i, lane))
 
 
 @inlined

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import cached, inlined, kernel
-from .primitives import prefetch
+from .primitives import count_ones, prefetch
 
 AHEAD = 8
 """Number of records ahead at which the next ones to copy are prefetched."""
@@ -210,25 +210,12 @@ def scores(rows, kept, w, intercept, out):
                 word, bit = bits[j >> 6], np.uint64(j & 63)
                 if not (word >> bit) & np.uint64(1):
                     continue
-                row = np.uint64(before[j >> 6]) + np.uint64(
-                    _count_bits(word & ((np.uint64(1) << bit) - np.uint64(1)))
-                )
+                row = np.uint64(before[j >> 6]) + count_ones(word & ((np.uint64(1) << bit) - np.uint64(1)))
             for m in range(n_vectors):
                 out[i, m] += w[row, m] * v
         for m in range(n_vectors):
             out[i, m] += intercept[m]
     return ignored
-
-
-@inlined
-def _count_bits(word):
-    """Count the bits that are set in a uint64, by sums of pairs, of fours and of bytes."""
-    pairs = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    fours = (pairs & np.uint64(0x3333333333333333)) + (
-        (pairs >> np.uint64(2)) & np.uint64(0x3333333333333333)
-    )
-    eights = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((eights * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
 @kernel

@@ -2,7 +2,7 @@
 
 Arguments that kernels here share
 ---------------------------------
-columns : Columns                 see `columns`
+columns : Columns                 see `primal`
 order : (k,) int64                offsets of columns; -1 is the bias, a virtual column of ``bias`` in every row
 scores, costs                     `Scores`, `ColumnCosts` of one lane: of its scores and costs alone
 pull, curvature : (n,) float64    minus the slope of the model by each row's score, and its curvature
@@ -12,17 +12,16 @@ With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from .columns import Columns, margin, signed_cost, unit_numbers
 from .compile import inlined, kernel
 from .loss_table import LOG_LOSS
-from .losses import alpha_and_curvature, loss_at, loss_change, model_curvature, parabola_above, unit_of
+from .losses import alpha_and_curvature, loss_at, loss_change, parabola_above
 from .newton import BLOCK, Scratch, add_products, row_shares
 from .penalties import elastic_move, elastic_slope
+from .primal import Columns, row_at, unit_numbers
 
 # The arrays of rows are read in random order: unsigned indices avoid numba's check for negative ones.
 
@@ -38,15 +37,13 @@ def model_rows(scores, costs, share, pull, curvature):
     the gap are at most ``near (1 - r)² + far (1 - r)``.
     """
     numbers = unit_numbers(scores, costs)
-    unit = unit_of(costs.loss, numbers)
     near_below = near_above = far_below = far_above = 0.0
     for j in range(scores.score.size):
-        c = signed_cost(j, 0, scores, costs)
-        sign, c = math.copysign(1.0, c), abs(c)
-        t = margin(j, sign, scores.score[j], scores)
-        alpha, curve = alpha_and_curvature(costs.loss, t, numbers)
+        signed, sign, t = row_at(j, 0, scores.score[j], scores, costs)
+        c = abs(signed)
+        alpha, curve = alpha_and_curvature(costs.loss, t, numbers, 1.0)
         value = loss_at(costs.loss, t, numbers) if costs.loss.kind == LOG_LOSS else 0.0
-        near, far = row_shares(costs.loss, t, unit * alpha, value, numbers)
+        near, far = row_shares(costs.loss, t, alpha, value, numbers)
         above = np.float64(sign * alpha > 0.0)
         near_above += c * near * above
         near_below += c * near * (1.0 - above)
@@ -54,10 +51,8 @@ def model_rows(scores, costs, share, pull, curvature):
         far_below += c * far * (1.0 - above)
         if costs.loss.kind == LOG_LOSS:
             curve += share * (parabola_above(t) - curve) if share > 0.0 else 0.0
-        else:
-            curve = model_curvature(t, alpha, curve, numbers, 1.0)
-        pull[j] = sign * c * unit * alpha
-        curvature[j] = c * unit * curve
+        pull[j] = signed * alpha
+        curvature[j] = c * curve
     return near_below, near_above, far_below, far_above
 
 
@@ -67,10 +62,8 @@ def change_on_line(scores, moved, length, costs):
     numbers = unit_numbers(scores, costs)
     change = 0.0
     for j in range(scores.score.size):
-        c = signed_cost(j, 0, scores, costs)
+        c, sign, t = row_at(j, 0, scores.score[j], scores, costs)
         if moved[j] != 0.0 and c != 0.0:
-            sign = math.copysign(1.0, c)
-            t = margin(j, sign, scores.score[j], scores)
             change += abs(c) * loss_change(costs.loss, t, sign * length * moved[j], numbers)
     return change
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
-from ..kernels import acceleration as acceleration_kernels
-from ..kernels.acceleration import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
+from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
-from ..kernels.primitives import ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, GAP, N_VISITED
+from ..kernels.primitives import Total
+from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from .certificate import deviation
 from .problem import Problem
 from .protocol import TRAIN, State
@@ -74,7 +74,7 @@ class Acceleration:
 
     def add_to(self, state: State) -> None:
         """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
-        the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.acceleration`), and per lane:
+        the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.weights`), and per lane:
 
         ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
         ``earlier_moves``, of those counted as made before a warm start;
@@ -99,7 +99,7 @@ class Acceleration:
             return
         w, beside = self._penalised(state)
         columns, kappa = self._problem.columns(new), np.repeat(kept["kappa"], self._width)
-        begin = acceleration_kernels.begin_pass
+        begin = weight_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
         if (
             self._problem.free_bias
@@ -118,7 +118,7 @@ class Acceleration:
         n_vectors, sketch = n_lanes * self._width, np.zeros((N_BUCKETS, n_lanes))
         sums, kappas = np.zeros((3, n_vectors)), np.repeat(kept["kappa"], self._width)
         n_parts = min(threads.parts(state.w.size), trained.size)
-        end = partial(acceleration_kernels.end_pass, *self._penalised(state))
+        end = partial(weight_kernels.end_pass, *self._penalised(state))
         calls = [
             partial(end, part, kappas, Movement(sums, sketch, np.empty(n_vectors)))
             for part in np.array_split(trained, n_parts)  # a lane has sums of its own
@@ -142,11 +142,11 @@ class Acceleration:
             previous[block] = now
         kept["distance"][trained] = 0.5 * kappa**2 * sums[MOVED, trained]
         kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        kept["alpha_sum"][trained] += totals[:, ALPHA]
-        kept["alpha_curvature"][trained] += totals[:, ALPHA_CURVATURE] * mu
-        kept["alpha_square"][trained] += totals[:, ALPHA_SQUARE] * mu
+        kept["alpha_sum"][trained] += totals[:, Total.ALPHA]
+        kept["alpha_curvature"][trained] += totals[:, Total.ALPHA_CURVATURE] * mu
+        kept["alpha_square"][trained] += totals[:, Total.ALPHA_SQUARE] * mu
         # w(alpha) is w, with the rounding of the pass's steps, times mu
-        steps = mu * np.sqrt((totals[:, N_VISITED] + 9.0) * sums[NORM, trained])
+        steps = mu * np.sqrt((totals[:, Total.N_VISITED] + 9.0) * sums[NORM, trained])
         size = steps + 3.0 * mu * np.sqrt(sums[MOVED, trained]) + np.sqrt(kept["alpha_square"][trained])
         kept["v_error"][trained] += deviation(size)
 
@@ -168,7 +168,7 @@ class Acceleration:
     def end_stretch(self, state: State, lanes: np.ndarray, gap: np.ndarray, threads: Threads) -> None:
         """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
         self.end_pass(state, lanes, threads)
-        state.totals[:, [ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE]] = 0.0
+        state.totals[:, [Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]] = 0.0
         self._set_kappa(state.lanes, lanes, gap)
         # the pass goes on
         state.lanes["moves"][lanes] = 0
@@ -181,7 +181,7 @@ class Acceleration:
         """
         kept = state.lanes
         if self.adapts:
-            self._set_kappa(kept, trained, state.totals[:, GAP])
+            self._set_kappa(kept, trained, state.totals[:, Total.GAP])
         due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
         due &= kept["kappa"][trained] > 0.0
         kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False

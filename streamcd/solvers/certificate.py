@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.primitives import UNIT, VIOLATION_MAX, VIOLATION_MIN
+from ..kernels.primitives import UNIT, Total
 
 _DEVIATIONS = 8.0
 """Standard deviations of a sum's rounding that are bounded: n roundings of size u, of either sign, make about √n u.
@@ -53,7 +53,7 @@ def deviation(size: Any) -> Any:
 
 def violation(totals: np.ndarray) -> np.ndarray:
     """Return LIBLINEAR's measure per lane: the largest of M - m, |M| and |m|; 0 if no row was visited."""
-    largest, smallest = totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN]
+    largest, smallest = totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN]
     seen = np.isfinite(largest) & np.isfinite(smallest)
     largest, smallest = np.where(seen, largest, 0.0), np.where(seen, smallest, 0.0)
     return np.maximum.reduce([largest - smallest, np.abs(largest), np.abs(smallest)])

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..kernels.classes import add_class_rows
 from ..kernels.loss_table import MULTINOMIAL
-from ..kernels.primitives import DUAL, GAP, LOSS
+from ..kernels.primitives import Total
 from ..stream.arenas import Window
 from .classes import ClassSolver
 from .dual import rows_of
@@ -91,9 +91,9 @@ class FreeBiasClassSolver(ClassSolver):
             dual = -float(cost.sum() * np.sum(shares * np.log(np.maximum(shares, 1e-300))))
         else:
             dual = float(cost @ (1.0 - shares))
-        gap = max(of_w + totals[LOSS] - dual, 0.0)
+        gap = max(of_w + totals[Total.LOSS] - dual, 0.0)
         state.lanes["gap_of_shares"][lane] = gap
-        for name, bound in ((GAP, gap), (DUAL, dual)):
+        for name, bound in ((Total.GAP, gap), (Total.DUAL, dual)):
             totals[name] = (1.0 - t) * totals[name] + t * bound
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:

@@ -23,20 +23,7 @@ from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS
-from ..kernels.primitives import (
-    ALPHA_SQUARE,
-    GAP,
-    LOSS,
-    N_STEPS,
-    N_VISITED,
-    SLOPE,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
-    Lanes,
-    Rows,
-    Steering,
-    Variables,
-)
+from ..kernels.primitives import Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window, aligned_zeros, empty_window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation, row_parts
@@ -71,10 +58,8 @@ class RowSolver(Solver):
     warm_start: Start = "alpha and w"
     always_sums = False  # up w(alpha), in every read at fixed w
 
-    # what a subclass adds, as functions of a window and the state
+    # what a subclass adds, a function of a window and the state
     train: Any  # (…, order, key, lanes): visit active rows once in some lanes, in an order drawn by key; `order` is room
-    certify_rows: Any  # (…, lanes, order, totals): add the terms of some rows to `totals`
-    sum_alpha: Any  # (…, order, lanes, v): add ``s_i alpha_i x_i`` of some rows to `v`, of the shape of w
 
     def __init__(
         self, problem: Problem, memory: SolverMemory, acceleration: Acceleration | None = None
@@ -110,7 +95,9 @@ class RowSolver(Solver):
         flags = self.flags(np.flatnonzero(state.lanes["restore"]))
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
-        primitives.restore_flags(arena.active[start:stop], flags, flag)
+        for column in flags.tolist():
+            own = arena.active[start:stop, column]
+            own[own == 0] = flag
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Load the kernels, before windows are allocated, by all that a lane does, with one feature and without rows."""
@@ -168,9 +155,22 @@ class RowSolver(Solver):
         for part in sums:
             join_totals(state.totals, part)
 
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add the terms of some rows to `totals`."""
+        dual_kernels.dual_certify(order, *self.arguments(window, state), totals, self.new_scratch(lanes))
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Add ``s_i alpha_i x_i`` of some rows to `v`, of the shape of w."""
+        rows = (order, *self.arguments(window, state))
+        dual_kernels.add_alpha_rows(*rows, self.new_scratch(lanes), v.reshape(-1))
+
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
-        gap, kept = np.abs(state.totals[:, GAP]), state.lanes  # negative only by rounding
+        gap, kept = np.abs(state.totals[:, Total.GAP]), state.lanes  # negative only by rounding
         if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
             kept["distance"][trained] += self.cost_of_feasibility(state, trained)
@@ -179,7 +179,7 @@ class RowSolver(Solver):
         else:
             square = self._penalty_terms(state.w, state.w, trained)[2]
             square = square.reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            kept["v_error"] += deviation(np.sqrt(state.totals[:, N_VISITED] * square))
+            kept["v_error"] += deviation(np.sqrt(state.totals[:, Total.N_VISITED] * square))
         return Estimates(gap, kept["dual_sum"] - 0.5 * square + gap, violation(state.totals))
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
@@ -189,7 +189,7 @@ class RowSolver(Solver):
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
         kept, some = state.lanes, trained[~state.lanes["restore"][trained]]
-        largest, smallest = state.totals[some, VIOLATION_MAX], state.totals[some, VIOLATION_MIN]
+        largest, smallest = state.totals[some, Total.VIOLATION_MAX], state.totals[some, Total.VIOLATION_MIN]
         kept["high"][some] = np.where(largest > 0.0, largest, np.inf)
         kept["low"][some] = np.where(smallest < 0.0, smallest, -np.inf)
         if self.acceleration:
@@ -209,17 +209,17 @@ class RowSolver(Solver):
         """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v."""
         # losses of all classes have all their vectors in one lane
         penalty, bracket, square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
-        kept, n_rows, summed = state.lanes, totals[:, N_VISITED], self.summing(state)
-        size, norm = np.sqrt(totals[:, ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
+        kept, n_rows, summed = state.lanes, totals[:, Total.N_VISITED], self.summing(state)
+        size, norm = np.sqrt(totals[:, Total.ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
         if self.problem.free_bias:
             norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
         error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
         error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
-        more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, SLOPE])
+        more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, Total.SLOPE])
         n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
         kept["v_error"][summed] = error[summed]
-        gap = totals[:, GAP] + bracket
-        return certificate(penalty + totals[:, LOSS], gap, violation(totals), n_terms, more)
+        gap = totals[:, Total.GAP] + bracket
+        return certificate(penalty + totals[:, Total.LOSS], gap, violation(totals), n_terms, more)
 
     def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
@@ -248,6 +248,13 @@ class RowSolver(Solver):
         inverse_mu = 1.0 / (1.0 + kept.get("kappa", nothing))
         tolerance, omega = kept.get("inner_tolerance", nothing), kept.get("omega", nothing)
         return Steering(kept["high"], kept["low"], tolerance, omega, inverse_mu, uncounted)
+
+    def new_scratch(self, lanes: np.ndarray) -> Lanes:
+        """Return scratch for these lanes, longer than needed by a cache line, which no two threads share."""
+        n_lanes = self.problem.n_lanes
+        fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
+        dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
+        return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
 
     def flags(self, lanes: np.ndarray) -> np.ndarray:
         """Return the columns of some lanes' active flags, ascending."""
@@ -310,10 +317,10 @@ class DualSolver(RowSolver):
             ends = self.acceleration.first_stretches(state, lanes, rows.size, n_entries)
         *first, rest = np.split(rows, ends)
         for stretch in first:
-            gap = state.totals[:, GAP].copy()
+            gap = state.totals[:, Total.GAP].copy()
             self._train_stretch(window, state, stretch, lanes)
             whole = rows.size * window.count / stretch.size
-            gap = whole * (state.totals[:, GAP] - gap)
+            gap = whole * (state.totals[:, Total.GAP] - gap)
             self.acceleration.end_stretch(state, lanes, gap, self.threads)  # type: ignore[union-attr]
         self._train_stretch(window, state, rest, lanes)
 
@@ -350,33 +357,9 @@ class DualSolver(RowSolver):
         totals = [state.totals, *(state.totals.copy() for _ in parts[1:])]
         each = zip(totals, parts, strict=True)
         visit = partial(dual_kernels.dual_visit_lanes, *arguments)
-        self.threads.run([partial(visit, sums, self._new_scratch(part)) for sums, part in each])
+        self.threads.run([partial(visit, sums, self.new_scratch(part)) for sums, part in each])
         for part, sums in zip(parts[1:], totals[1:], strict=True):
             state.totals[part] = sums[part]
-
-    def _new_scratch(self, lanes: np.ndarray) -> Lanes:
-        """Return scratch for these lanes, longer than needed by a cache line, which no two threads share."""
-        n_lanes = self.problem.n_lanes
-        fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
-        dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
-        return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
-
-    def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
-    ) -> None:
-        """See `RowSolver`."""
-        rows = (order, *self.arguments(window, state), totals)
-        if self.problem.n_lanes > 1:
-            dual_kernels.dual_certify_lanes(*rows, self._new_scratch(lanes))
-        else:
-            dual_kernels.dual_certify(*rows)
-
-    def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
-    ) -> None:
-        """See `RowSolver`."""
-        rows = (order, *self.arguments(window, state))
-        dual_kernels.add_alpha_rows(*rows, self._new_scratch(lanes), v.reshape(-1))
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
@@ -388,7 +371,7 @@ class DualSolver(RowSolver):
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the inner tolerance of Newton's method and omega, too; see `RowSolver`."""
         kept, totals = state.lanes, state.totals
-        exact = trained[totals[trained, N_STEPS] <= 0.1 * totals[trained, N_VISITED]]
+        exact = trained[totals[trained, Total.N_STEPS] <= 0.1 * totals[trained, Total.N_VISITED]]
         kept["inner_tolerance"][exact] = np.maximum(0.1 * kept["inner_tolerance"][exact], 1e-12)
         over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
         super().end_read(state, trained)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels import acceleration as acceleration_kernels
 from ..kernels import primal as primal_kernels
-from ..kernels.columns import ColumnCosts
+from ..kernels import weights as weight_kernels
+from ..kernels.primal import ColumnCosts
 from .problem import Problem
 from .protocol import State
 from .row_scores import PagedRows, RowsInMemory
@@ -37,9 +37,9 @@ def add_previous(state: State) -> None:
 def begin_pass(state: State, lanes: np.ndarray, rows: RowsInMemory | PagedRows) -> None:
     """Extrapolate in lanes that begin a training read."""
     factor = state.lanes["extrapolation"]
-    acceleration_kernels.extrapolate(state.w, state.matrices["previous"], lanes, factor)
+    weight_kernels.extrapolate(state.w, state.matrices["previous"], lanes, factor)
     for block in rows.iter_blocks(saved=("score", "previous")):
-        acceleration_kernels.extrapolate(block.score, block.previous, lanes, factor)
+        weight_kernels.extrapolate(block.score, block.previous, lanes, factor)
 
 
 def end_pass(
@@ -49,7 +49,7 @@ def end_pass(
     sums, extrapolates = np.zeros((problem.n_lanes, 3)), "previous" in state.matrices
     if extrapolates:
         previous = state.matrices["previous"][problem.penalised]
-        acceleration_kernels.add_line_products(state.w[problem.penalised], previous, lanes, sums)
+        weight_kernels.add_line_products(state.w[problem.penalised], previous, lanes, sums)
     else:
         sums[:, 0] = problem.penalty(state.w)
     for block in rows.iter_blocks(more=("previous",) if extrapolates else ()):

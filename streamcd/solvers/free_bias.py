@@ -16,19 +16,12 @@ import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..kernels.losses import numbers_of
-from ..kernels.primitives import (
-    DUAL,
-    GAP,
-    LOSS,
-    N_TOTALS,
-    VIOLATION_MAX,
-    VIOLATION_MIN,
-)
+from ..kernels.primitives import N_TOTALS, Total
 from ..stream.arenas import Window
 from .dual import DualSolver
 from .protocol import CERTIFY, State, all_rows, new_totals
 
-_SUMMED = np.setdiff1d(np.arange(N_TOTALS), [VIOLATION_MAX, VIOLATION_MIN])
+_SUMMED = np.setdiff1d(np.arange(N_TOTALS), [Total.VIOLATION_MAX, Total.VIOLATION_MIN])
 _POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
 """w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
 
@@ -71,8 +64,12 @@ class FreeBiasSolver(DualSolver):
             is_positive, only = self._is_positive(window, order, lane), np.array([lane])
             super().certify(window, positive, order[is_positive], only)
             super().certify(window, state, order[~is_positive], only)
-        totals[:, VIOLATION_MAX] = np.maximum(totals[:, VIOLATION_MAX], sums[:, VIOLATION_MAX])
-        totals[:, VIOLATION_MIN] = np.minimum(totals[:, VIOLATION_MIN], sums[:, VIOLATION_MIN])
+        totals[:, Total.VIOLATION_MAX] = np.maximum(
+            totals[:, Total.VIOLATION_MAX], sums[:, Total.VIOLATION_MAX]
+        )
+        totals[:, Total.VIOLATION_MIN] = np.minimum(
+            totals[:, Total.VIOLATION_MIN], sums[:, Total.VIOLATION_MIN]
+        )
 
     def _is_positive(self, window: Window, order: np.ndarray, lane: int) -> np.ndarray:
         """Mark the rows with beta > 0."""
@@ -96,8 +93,10 @@ class FreeBiasSolver(DualSolver):
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
         parts = tuple(zip((sums, state.totals), factors, strict=True))
-        joined[:, GAP] = sum(f * part[:, GAP] + (1.0 - f) * part[:, LOSS] for part, f in parts)
-        joined[:, DUAL] = sum(f * part[:, DUAL] for part, f in parts)
+        joined[:, Total.GAP] = sum(
+            f * part[:, Total.GAP] + (1.0 - f) * part[:, Total.LOSS] for part, f in parts
+        )
+        joined[:, Total.DUAL] = sum(f * part[:, Total.DUAL] for part, f in parts)
         proof = self.proof(state, joined, penalties)
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
         v = self.v(state)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..kernels import working_set as kernels
-from ..kernels.columns import Columns
+from ..kernels.primal import Columns
 from ..stream.arenas import ColumnArena
 from .primal import columns_of
 

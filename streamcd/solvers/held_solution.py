@@ -13,8 +13,8 @@ import numpy as np
 
 from ..kernels import newton as newton_kernels
 from ..kernels import working_set as kernels
-from ..kernels.columns import ColumnCosts, Columns, Scores
 from ..kernels.loss_table import LOG_LOSS
+from ..kernels.primal import ColumnCosts, Columns, Scores
 from .memory import NARROW
 from .quadratic_model import ColumnsModel, MatrixModel, Penalty, minimise, solve_positive
 

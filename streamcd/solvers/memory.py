@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.acceleration import N_BUCKETS
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
+from ..kernels.weights import N_BUCKETS
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem

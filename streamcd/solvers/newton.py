@@ -19,14 +19,7 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
 from ..kernels.compile import return_free_memory
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
-from ..kernels.primitives import (
-    ALPHA_SQUARE,
-    LOSS,
-    N_TOTALS,
-    N_VISITED,
-    SLOPE,
-    UNIT,
-)
+from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import Window, empty_window
 from .certificate import certificate, deviation
 from .dual import rows_of
@@ -180,18 +173,20 @@ class NewtonSolver(Solver):
         w, totals = _by_lane(state.w), state.totals
         curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
-            primal = self.problem.penalty(state.w) + totals[:, LOSS]
+            primal = self.problem.penalty(state.w) + totals[:, Total.LOSS]
             norm = np.sqrt(np.einsum("ij,ij->i", w, w))
-            error = deviation(np.sqrt(totals[:, N_VISITED]) * norm + np.sqrt(totals[:, ALPHA_SQUARE]))
+            error = deviation(
+                np.sqrt(totals[:, Total.N_VISITED]) * norm + np.sqrt(totals[:, Total.ALPHA_SQUARE])
+            )
             gap, v = self._dual_point(state, error)
-            more = deviation(norm * totals[:, SLOPE])
+            more = deviation(norm * totals[:, Total.SLOPE])
             for lane in range(self.problem.n_lanes):
                 l1, l2, free_bias = Penalty.of_lane(self.problem, lane)
                 n = self._size - free_bias
                 bracket, slope = kernels.penalty_terms(w[lane, :n], v[lane, :n], 1.0, l1, l2)
                 gap[lane] += bracket
                 more[lane] += (slope + curve * error[lane]) * error[lane]
-        return certificate(primal, gap, self._violation(state), totals[:, N_VISITED] + 100.0, more)
+        return certificate(primal, gap, self._violation(state), totals[:, Total.N_VISITED] + 100.0, more)
 
     def _dual_point(self, state: State, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows' terms of the gap, (lanes,), and v, (lanes, D), of dual variables that prove it.

@@ -18,10 +18,9 @@ from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
-from ..kernels.columns import ColumnCosts, ColumnData, Columns, Scores, Span
 from ..kernels.compile import return_free_memory
-from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
-from ..kernels.primitives import DUAL, GAP, VIOLATION_MAX
+from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, ColumnData, Columns, Scores, Span
+from ..kernels.primitives import Total
 from ..stream.arenas import ColumnArena, Window, empty_window
 from ..stream.memory_plan import Plan
 from . import extrapolation
@@ -233,13 +232,13 @@ class PrimalSolver(Solver):
         for rows in self._rows(state).iter_blocks(more=("fresh",), saved=("score",)) if lanes.size else ():
             primal_kernels.add_row_terms(rows.arrays, self._costs, lanes, sums)
         primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
-        gap = state.totals[:, GAP] + sums[:, PHI]
+        gap = state.totals[:, Total.GAP] + sums[:, PHI]
         n_terms = float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
         return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
-        norm = np.sqrt(2.0 * np.maximum(state.totals[:, GAP], 0.0))
-        seen = np.isfinite(state.totals[:, VIOLATION_MAX])
+        norm = np.sqrt(2.0 * np.maximum(state.totals[:, Total.GAP], 0.0))
+        seen = np.isfinite(state.totals[:, Total.VIOLATION_MAX])
         counts = self._dataset.class_counts
         return np.where(seen, relative_violation(self.problem, counts, state, norm, _start_norm(state)), 0.0)
 
@@ -249,7 +248,7 @@ class PrimalSolver(Solver):
         With acceleration the next pass begins at the extrapolation that is found on the way.
         """
         primal = extrapolation.end_pass(self.problem, state, trained, self._rows(state), self._costs)
-        gap = np.abs(state.totals[:, GAP])  # negative only by rounding
+        gap = np.abs(state.totals[:, Total.GAP])  # negative only by rounding
         return Estimates(gap, primal, self._violation(state))
 
     # -- inside
@@ -281,7 +280,7 @@ def columns_of(arena: ColumnArena) -> Columns:
 
 
 def _start_norm(state: State) -> np.ndarray:
-    return np.sqrt(np.maximum(state.totals[:, DUAL], 0.0))
+    return np.sqrt(np.maximum(state.totals[:, Total.DUAL], 0.0))
 
 
 def all_constants(dataset: Dataset, problem: Problem, seed: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
-from ..kernels.primitives import N_TOTALS, VIOLATION_MAX, VIOLATION_MIN
+from ..kernels.primitives import N_TOTALS, Total
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
@@ -88,16 +88,16 @@ def _is_of_weights(name: str) -> bool:
 def new_totals(n_lanes: int) -> np.ndarray:
     """Return the sums over no rows."""
     totals = np.zeros((n_lanes, N_TOTALS))
-    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = -np.inf, np.inf
+    totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN] = -np.inf, np.inf
     return totals
 
 
 def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
     """Add the sums `part` over further rows to `totals`, in place."""
-    largest = np.maximum(totals[:, VIOLATION_MAX], part[:, VIOLATION_MAX])
-    smallest = np.minimum(totals[:, VIOLATION_MIN], part[:, VIOLATION_MIN])
+    largest = np.maximum(totals[:, Total.VIOLATION_MAX], part[:, Total.VIOLATION_MAX])
+    smallest = np.minimum(totals[:, Total.VIOLATION_MIN], part[:, Total.VIOLATION_MIN])
     totals += part
-    totals[:, VIOLATION_MAX], totals[:, VIOLATION_MIN] = largest, smallest
+    totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN] = largest, smallest
 
 
 def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:

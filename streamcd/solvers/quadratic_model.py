@@ -14,7 +14,7 @@ import numpy as np
 from ..core.setting import random_key
 from ..kernels import newton as newton_kernels
 from ..kernels import working_set as kernels
-from ..kernels.columns import Columns
+from ..kernels.primal import Columns
 from ..kernels.primitives import shuffle
 from .problem import Problem
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.columns import Scores
+from ..kernels.primal import Scores
 from ..kernels.rows import compact_rows
 from ..stream.arenas import ColumnArena, Window, class_codes
 from ..stream.slot_store import SlotStore

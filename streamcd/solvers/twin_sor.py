@@ -12,8 +12,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..kernels import twin as twin_kernels
-from ..kernels.primitives import DUAL, VIOLATION_MAX, VIOLATION_MIN
-from ..kernels.twin import Elimination
+from ..kernels.primitives import Total
 from ..stream.arenas import Window
 from . import over_relaxation
 from .dual import RowSolver, rows_of, shuffled_active_rows
@@ -77,13 +76,18 @@ class TwinSorSolver(RowSolver):
         super().end_read(state, trained)
 
     def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        sums = (self.v(state), state.totals, lanes, state.matrices["pulled"])
-        twin_kernels.twin_sor_certify(order, *self.arguments(window, state), *sums)
+        """Sum the terms of a window's rows, with the variables of the plane's own that are best at this w."""
+        twin_kernels.set_own_alpha(order, *self.arguments(window, state), lanes)
+        super().certify(window, state, order, lanes)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
-        """Do nothing: `certify` has summed it."""
+        """Sum the rows of the other classes alone, too; see `RowSolver.sum_alpha`."""
+        super().sum_alpha(window, state, order, lanes, v)
+        for lane in lanes.tolist():
+            others = order[self.problem.sign[window.arena.code[order], lane] > 0.0]
+            super().sum_alpha(window, state, others, np.array([lane]), state.matrices["pulled"])
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.matrices["inverse"]
@@ -91,7 +95,7 @@ class TwinSorSolver(RowSolver):
         self.threads.run(
             [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
         )
-        state.totals[lanes, VIOLATION_MAX] = state.totals[lanes, VIOLATION_MIN] = 0.0
+        state.totals[lanes, Total.VIOLATION_MAX] = state.totals[lanes, Total.VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
         """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
@@ -113,8 +117,8 @@ class TwinSorSolver(RowSolver):
     ) -> None:
         """See `RowSolver`."""
         before, chosen = self.problem.penalty(state.w), shuffled_active_rows(window, lanes, order, key)
-        elimination = Elimination(state.matrices["inverse"], np.empty(self.problem.n_features + 1))
         rows = (chosen, *self.arguments(window, state), self.steering(state))
-        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, elimination)
+        room = np.empty(self.problem.n_features + 1)
+        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.matrices["inverse"], room)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
-        state.totals[lanes, DUAL] += (self.problem.penalty(state.w) - before)[lanes]
+        state.totals[lanes, Total.DUAL] += (self.problem.penalty(state.w) - before)[lanes]

@@ -21,10 +21,9 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
-from ..kernels.columns import ColumnCosts, Scores
 from ..kernels.compile import return_free_memory
-from ..kernels.primal import LOSS_SUM, N_SUMS, PHI
-from ..kernels.primitives import GAP, LOSS, N_ACTIVE, N_VISITED
+from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, Scores
+from ..kernels.primitives import Total
 from ..stream.arenas import Window
 from ..stream.memory_plan import Plan
 from .certificate import certificate, deviation
@@ -144,8 +143,8 @@ class WorkingSetSolver(Solver):
         self.threads.run(calls, n_entries * lanes.size)
         read.v[np.ix_(lanes, features)] = v
         read.norm[columns.feature[unknown]] = np.sqrt(squares)
-        state.totals[lanes, N_ACTIVE] += offsets.size
-        state.totals[lanes, N_VISITED] += offsets.size
+        state.totals[lanes, Total.N_ACTIVE] += offsets.size
+        state.totals[lanes, Total.N_VISITED] += offsets.size
         if self._held:
             self._held.offer(
                 window.arena, offsets, self._nearness(lanes, features), self._solve_within(state)
@@ -169,7 +168,7 @@ class WorkingSetSolver(Solver):
             sums[-1] += part[0]
             n_entries += size
         read.v[lanes, feature], read.norm[feature] = sums[:-1], np.sqrt(sums[-1])
-        state.totals[lanes, N_ACTIVE] += 1
+        state.totals[lanes, Total.N_ACTIVE] += 1
         long = window.sweep(), n_entries, self._nearness(lanes, feature)
         self._held.offer_long(arena, *long, self._solve_within(state))
 
@@ -251,7 +250,7 @@ class WorkingSetSolver(Solver):
             problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
         )
         proof = certificate(primal, gap, violation, float(max(self._dataset.n_rows, n)) + 100.0)
-        state.totals[:, GAP], state.totals[:, LOSS] = proof["gap"], primal
+        state.totals[:, Total.GAP], state.totals[:, Total.LOSS] = proof["gap"], primal
         return proof
 
     def _slope_norms(self, w: np.ndarray) -> np.ndarray:

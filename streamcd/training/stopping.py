@@ -17,7 +17,7 @@ import numpy as np
 from ..core.errors import DatasetError, UsageError
 from ..dataset.dataset import Dataset
 from ..kernels.losses import add_losses
-from ..kernels.primitives import DUAL, GAP, LOSS, N_ACTIVE, N_SHRUNK, NO_STEP, UNIT
+from ..kernels.primitives import NO_STEP, UNIT, Total
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimates, Solver, State
 
@@ -160,8 +160,8 @@ def update_lane_phases(
     _refuse_infinite(state, data)
     lanes, trained, certified = state.lanes, state.phase(TRAIN), state.phase(START, CERTIFY)
     lanes["passes"][trained] += 1
-    lanes["n_active"][trained] = state.totals[trained, N_ACTIVE].astype(np.int64)
-    lanes["dual_sum"][trained] += state.totals[trained, DUAL]
+    lanes["n_active"][trained] = state.totals[trained, Total.N_ACTIVE].astype(np.int64)
+    lanes["dual_sum"][trained] += state.totals[trained, Total.DUAL]
     estimates = solver.estimate(state, trained) if trained.size else None
     if estimates is None:  # the pass was made at fixed w
         at_fixed_w = at_fixed_w or trained.size > 0
@@ -178,7 +178,8 @@ def update_lane_phases(
 
 def _refuse_infinite(state: State, data: str) -> None:
     certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
-    if np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all() and not np.isinf(certificates).any():
+    sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL]]
+    if np.isfinite(sums).all() and not np.isinf(certificates).any():
         return
     raise DatasetError(
         f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
@@ -190,7 +191,7 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver, *, at_f
     lanes, starting, certified = state.lanes, state.phase(START), state.phase(CERTIFY)
     proof = solver.certificate(state)
     for some in (starting, certified):
-        lanes["dual_sum"][some] = state.totals[some, DUAL]
+        lanes["dual_sum"][some] = state.totals[some, Total.DUAL]
     lanes["phase"][starting] = TRAIN
     change = np.abs(proof["primal"] - lanes["primal"])
     lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
@@ -221,7 +222,7 @@ def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimate
     previous, lanes["whole"][trained] = lanes["estimate"][trained], ~lanes["shrunk"][trained]
     for name, array in estimates._asdict().items():
         lanes[name][trained] = array[trained]
-    lanes["shrunk"][trained] |= state.totals[trained, N_SHRUNK] > 0
+    lanes["shrunk"][trained] |= state.totals[trained, Total.N_SHRUNK] > 0
     if rule.tol is not None:
         estimate, at_end = (
             lanes["estimate"][trained],

@@ -121,7 +121,7 @@ kernels/rows.py
     if left and label.size: ~ stream a_chunk_that_does_not_fit_the_dataset_is_refused
     if high < 0 or classes[low] != label[i]: ~ stream a_chunk_that_does_not_fit_the_dataset_is_refused
 training/stopping.py
-    if np.isfinite(state.totals[:, [GAP, LOSS, DUAL]]).all() and not np.isinf(certificates).any():
+    if np.isfinite(sums).all() and not np.isinf(certificates).any():
         ~ solvers values_whose_squares_are_no_numbers_are_refused_or_not_certified
         > if True:
 # Nothing of others is written to, nobody else writes here, and nothing exceeds the budget.
