@@ -209,8 +209,8 @@ def _check(asked: ConvertOptions, like: Like | None, source: Source) -> None:
     target = {"--target": asked.target and like is not None and not like.has_targets}
     of_indices = ", ".join(name for name, is_given in indices.items() if is_given)
     taken = ", ".join(name for name, is_given in (target | indices | values).items() if is_given)
-    of_columns = ", ".join(asked.given)
     if like is not None:
+        of_columns = ", ".join(asked.given)
         refuse(
             UsageError,
             (

@@ -171,7 +171,22 @@ class RunReader:
         runs = [run] if run else self._runs
         return PartitionReader([self._form.directory / name for name in runs], self._layout)
 
-    def cells(self, bucket: int) -> Iterator[Cell]:
+    def plan(self, start: int, stop: int, lengths: Path) -> list[Cell]:
+        """Cut buckets into cells, and write the entries of their rows in final order."""
+        cells = [cell for bucket in range(start, stop) for cell in self._cells(bucket)]
+        with open(lengths, "wb") as file:
+            for cell in cells:
+                if self._loaded is not None and self._loaded[0] == cell:
+                    _, rows, order = self._loaded
+                    np.diff(rows.indptr)[order].tofile(file)
+                    continue
+                with self._reader(cell.run) as reader:
+                    records = reader.read(cell.bucket, items=False)
+                assert records.indptr is not None
+                np.diff(records.indptr)[self._form.order(records.fields[0])].tofile(file)
+        return cells
+
+    def _cells(self, bucket: int) -> Iterator[Cell]:
         """Cut a bucket into cells, in their order."""
         if self.is_held:
             assert self._loaded is not None
@@ -197,15 +212,6 @@ class RunReader:
                     writer.append(form.buckets(records.fields[0], _CUT_BITS, bits), records)
         for part in range(1 << _CUT_BITS):
             yield from self._cut(path.name, part, bits + _CUT_BITS)
-
-    def lengths(self, cell: Cell) -> np.ndarray:
-        """Count the entries of a cell's rows, in final order."""
-        if self._loaded is not None and self._loaded[0] == cell:
-            return np.diff(self._loaded[1].indptr)[self._loaded[2]]
-        with self._reader(cell.run) as reader:
-            records = reader.read(cell.bucket, items=False)
-        assert records.indptr is not None
-        return np.diff(records.indptr)[self._form.order(records.fields[0])]
 
     def load(self, cell: Cell) -> tuple[Rows, np.ndarray]:
         """Return a cell's rows, and their final order; those of the last call are kept."""
@@ -255,7 +261,7 @@ def cut_shards(
     lengths = [work / f"lengths-{start:07d}" for start, _ in ranges]
     tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
     sizes = [stop - start for start, stop in ranges]
-    found = pool.run(_cells, tasks, phase="sort", unit="buckets", sizes=sizes)
+    found = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
     cells = [cell for bucket in found for cell in bucket]
     chunk_rows, chunk_entries = cut_chunks(lengths, chunk_bytes, entry_bytes)
     borders, held = [0], 0
@@ -275,15 +281,6 @@ def cut_shards(
         chunks = chunk_rows[first:stop], chunk_entries[first:stop]
         shards.append(Shard(len(shards), row0, row_end - row0, *chunks, numbered))
     return shards
-
-
-def _cells(reader: RunReader, start: int, stop: int, lengths: Path) -> list[Cell]:
-    """Cut buckets into cells, and write the entries of their rows in final order."""
-    with open(lengths, "wb") as file:
-        cells = [cell for bucket in range(start, stop) for cell in reader.cells(bucket)]
-        for cell in cells:
-            reader.lengths(cell).tofile(file)
-    return cells
 
 
 def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> tuple[np.ndarray, np.ndarray]:

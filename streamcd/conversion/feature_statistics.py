@@ -130,25 +130,27 @@ class Summing:
 
     def join(self, out: Path) -> None:
         """Write the sums over all shards."""
-        with open(out, "wb") as file:
-            for found in self._joined(sorted(self.directory.iterdir()), 0, self.n_features):
-                found.tofile(file)
-
-    def _joined(self, paths: Sequence[Path], start: int, stop: int) -> Iterator[np.ndarray]:
-        if (width := self._width(start, stop)) >= stop - start:
-            whole = FeatureSums(start, stop)
+        paths = sorted(self.directory.iterdir())
+        if self._width(0, self.n_features) >= self.n_features:
+            whole = FeatureSums(0, self.n_features, out)
             for path in paths:
                 for found in read_sums(path):
                     whole.add_sums(found)
-            yield from whole.groups()
+            whole.close()
             return
-        again = f"{start}-{stop}"
+        with open(out, "wb") as file:
+            for found in self._by_ranges(paths, 0, self.n_features):
+                found.tofile(file)
+
+    def _by_ranges(self, paths: Sequence[Path], start: int, stop: int) -> Iterator[np.ndarray]:
+        """Sum up entries in files, one range of features after the other."""
+        again, width = self.directory / f"{start}-{stop}", self._width(start, stop)
         with PartitionReader(paths, _LAYOUT) as reader:
             for number, first in enumerate(range(start, stop, width)):
                 end = min(first + width, stop)
                 if not reader.size(number)[0]:
                     continue
-                sums = self.begin(again, first, end)
+                sums = self.begin(again.name, first, end)
                 for block in reader.blocks(number, _BLOCK_BYTES):
                     feature, value, shard = block.fields
                     borders = [0, *(1 + np.flatnonzero(np.diff(shard))).tolist(), block.size]
@@ -158,7 +160,7 @@ class Summing:
                     yield from sums.groups()
                 else:
                     sums.close()
-                    yield from self._joined([self.directory / again], first, end)
+                    yield from self._by_ranges([again], first, end)
 
 
 class _EntriesByRange:

@@ -25,7 +25,7 @@ from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures
 from .numbering import LABELS, save_strings
 from .rows import NARROW, Counts, RowBatch, Rows, are_weights
-from .sources import LIBSVM, Block, Piece, Source
+from .sources import LIBSVM, Block, Piece, Source, Task
 
 if TYPE_CHECKING:
     from ..models.table_encoder import StringTable
@@ -187,16 +187,6 @@ def stamp_of(path: str) -> tuple[Any, ...] | None:
     return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-class Task(NamedTuple):
-    """Pieces of the source that one worker parses."""
-
-    number: int
-    pieces: Sequence[Any]
-    first_row: int = 0
-    first_line: int = 0
-    n_rows: int | None = None  # None where they were not counted
-
-
 class Weights(NamedTuple):
     """Weights of all rows: the file that they came from, and one with numbers of 8 bytes."""
 
@@ -204,11 +194,10 @@ class Weights(NamedTuple):
     path: Path
     n_weights: int
 
-    def of(self, rows: Rows, task: Task) -> np.ndarray:
+    def of(self, rows: Rows) -> np.ndarray:
         weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
         if weight.size < rows.n_rows:
-            # more rows than were counted, or than weights
-            raise self.refusal("more") if task.n_rows is None else changed(task.pieces[0].path)
+            raise self.refusal("more")
         return weight
 
     def refusal(self, n_rows: int | str) -> DataError:
@@ -264,7 +253,7 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     for batch in batches if source.in_memory else ahead(batches):
         counts, rows = batch.counts, batch.rows
         if parsing.weights is not None:
-            rows = replace(rows, weight=parsing.weights.of(rows, task))
+            rows = replace(rows, weight=parsing.weights.of(rows))
         if kept is not None:
             kept.append(batch.kept)
         if distinct is not None:

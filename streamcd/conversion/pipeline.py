@@ -44,9 +44,9 @@ from .feature_statistics import LabelCounts, Summing, read_sums, save_means, sav
 from .libsvm import copy_weights
 from .numbering import Merged, Numbering, merge_strings, read_merged
 from .options import ConvertOptions
-from .parsing import Parsed, Parsing, Task, Weights, changed, merge_distinct, parse_task, stamp_of
+from .parsing import Parsed, Parsing, Weights, changed, merge_distinct, parse_task, stamp_of
 from .rows import NARROW, Counts
-from .sources import Source, check_rows, counted_pieces, display_name
+from .sources import Source, Task, check_rows, counted_tasks, display_name
 from .table_columns import describe_uses
 
 _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is not known
@@ -88,17 +88,14 @@ class Conversion:
 
     def run(self) -> None:
         """Parse all rows, number their features, cut them into shards, sum up features to be scaled, and write."""
-        source, options, pool, encoding = self.source, self.options, self.pool, self.source.encoding
+        source, options, plan, pool = self.source, self.options, self.plan, self.pool
+        encoding = source.encoding
         for name in ("runs", "dictionaries", "distinct", "kept", "dataset"):
             (self.work / name).mkdir()
         stamps = [(path, stamp_of(path)) for path in source.reader.paths]
         tasks = [Task(0, source.reader.pieces())]
         if pool.n_workers > 1 and not source.in_memory:
-            pieces = counted_pieces(source, TASKS_PER_WORKER * pool.n_workers, pool)
-            tasks = [
-                Task(number, [piece], *start, counted.n_rows)
-                for number, (piece, counted, start) in enumerate(pieces)
-            ]
+            tasks = counted_tasks(source, TASKS_PER_WORKER * pool.n_workers, pool)
         form, found = self._parse(tasks)
         for path, before in stamps:
             if stamp_of(path) != before:  # the dataset's contents are then unknown
@@ -114,7 +111,15 @@ class Conversion:
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
-        work = self._scaled(reader, numbering, shape, shards)
+        # while no text is read, and less is sorted
+        room = plan.statistics_bytes if reader.is_held else 3 * plan.statistics_bytes - plan.map_bytes
+        room -= 0 if options.scale == "none" else 8 * shape.n_features
+        summing = Summing(self.work / "sums", shape.n_features, max(room, plan.statistics_bytes // 4))
+        scaling = self.like.scaling if self.like else Scaling(options.scale, options.normalize)
+        scaling = replace(scaling, scales=None)
+        work = ShardPass(reader, shape, numbering, summing, options.target, scaling)
+        if scaling.scale != "none":
+            work = self._scaled(work, shards)
         manifest = {
             **({"class_names": names} if source.names_labels else {}),
             "weighted": form.weighted,
@@ -145,9 +150,6 @@ class Conversion:
             name, path, reading = str(options.weights), work / "weights", source.reading
             copying = (name, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
-        counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
-        if weights is not None and counted not in (0, weights.n_weights):
-            raise weights.refusal(counted)
         bits = _UNKNOWN_BITS if options.shuffle else SEGMENT_BITS
         if source.total_bytes is not None and options.shuffle:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
@@ -260,32 +262,23 @@ class Conversion:
 
     # -- writing
 
-    def _scaled(
-        self, reader: RunReader, numbering: Numbering | None, shape: Shape, shards: Sequence[Shard]
-    ) -> ShardPass:
-        """Return a pass with its scaling; divisors are computed over all rows in final order, which fixes their bits."""
-        options, plan, path = self.options, self.plan, self.work / "scales.npy"
-        scales_bytes = 0 if options.scale == "none" else 8 * shape.n_features
-        if scales_bytes > plan.sort_bytes:
+    def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:
+        """Return a pass with divisors of the features: known ones, or those of all rows in final order, which fixes bits."""
+        options, plan, shape, scaling = self.options, self.plan, work.shape, work.scaling
+        path, means = self.work / "scales.npy", None
+        if self.like is not None:
+            np.save(path, np.asarray(self.like.scaling.scales))
+            return replace(work, scales=path)
+        needed = 8 * shape.n_features
+        if needed > plan.sort_bytes:
             # of what a worker has to spare, a half is for sorting, with a map three eighths
-            enough = int(options.memory) + options.workers * 3 * (scales_bytes - plan.sort_bytes)
+            enough = int(options.memory) + options.workers * 3 * (needed - plan.sort_bytes)
             raise UsageError(
-                f"--scale: the scales of {shape.n_features:,} features need {format_size(scales_bytes)}, "
+                f"--scale: the scales of {shape.n_features:,} features need {format_size(needed)}, "
                 f"{format_size(plan.sort_bytes)} of --memory are left for them; give about {format_size(enough)}, use "
                 "--normalize l2 instead, or --compact where few of them occur"
             )
-        # while no text is read, and less is sorted
-        room = plan.statistics_bytes if reader.is_held else 3 * plan.statistics_bytes - plan.map_bytes
-        room = max(room - scales_bytes, plan.statistics_bytes // 4)
-        summing = Summing(self.work / "sums", shape.n_features, room)
-        scaling = self.like.scaling if self.like else Scaling(options.scale, options.normalize)
-        work = ShardPass(reader, shape, numbering, summing, options.target, replace(scaling, scales=None))
-        if scaling.scales is not None:
-            np.save(path, scaling.scales)
-            return replace(work, scales=path)
-        if scaling.scale == "none":
-            return work
-        unscaled, means = replace(work, scaling=Scaling()), None
+        unscaled = replace(work, scaling=Scaling())
         *_, sums = self._pass(unscaled, shards, "sum up")
         if scaling.scale == "standard":
             means = self.work / "means.npy"

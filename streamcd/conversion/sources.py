@@ -254,8 +254,18 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
         raise DataError(f"{name}: {found} ({reason}); get it again") from None
 
 
-def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, Counted, tuple[int, int]]]:
-    """Cut a source into pieces that end with a row; returns each with its counts, and the rows and lines before it."""
+class Task(NamedTuple):
+    """Pieces of a source that one worker reads."""
+
+    number: int
+    pieces: Sequence[Piece]
+    first_row: int = 0
+    first_line: int = 0
+    n_rows: int | None = None  # None where they were not counted
+
+
+def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
+    """Cut a source into pieces that end with a row, a task each, and count their rows."""
     reader = source.reader
     for pieces in (reader.pieces(n_tasks), reader.pieces()):
         sizes = [piece.n_bytes for piece in pieces]
@@ -265,12 +275,12 @@ def counted_pieces(source: Source, n_tasks: int, pool: Pool) -> list[tuple[Any, 
         if all(found.whole for found in counted):
             break
     check_rows(sum(found.n_rows for found in counted), reader.paths)
-    starts, row, line = [], 0, 0
+    tasks, row, line = list[Task](), 0, 0
     for piece, found in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
-        starts.append((row, line))
+        tasks.append(Task(len(tasks), [piece], row, line, found.n_rows))
         row, line = row + found.n_rows, line + found.n_lines
-    return list(zip(pieces, counted, starts, strict=True))
+    return tasks
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..conversion.parsing import row_batches
 from ..conversion.rows import QUERY_IDS_SKIPPED, Counts
-from ..conversion.sources import BLOCK_BYTES, Piece, check_rows, counted_pieces
+from ..conversion.sources import BLOCK_BYTES, Piece, check_rows, counted_tasks
 from ..core.errors import DataError, counted
 from ..core.files import scratch_directory
 from ..core.options import Progress
@@ -191,8 +191,9 @@ class Scoring:
             sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
         source = self._rows.source(BLOCK_BYTES, self.plan.piece_decoder_bytes, self.plan.batch_bytes)
-        pieces = counted_pieces(source, n_parts, workers)
-        return [(piece, *start) for piece, _, start in pieces], [piece.n_bytes for piece, *_ in pieces], "B"
+        tasks = counted_tasks(source, n_parts, workers)
+        parts = [(task.pieces[0], task.first_row, task.first_line) for task in tasks]
+        return parts, [task.pieces[0].n_bytes for task in tasks], "B"
 
 
 @lru_cache(maxsize=1)
