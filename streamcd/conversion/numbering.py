@@ -63,8 +63,16 @@ def merge_strings(
     )
     tasks = [Strings(*arrays) for arrays in zip(data, offsets, strict=True)]
     of_column = np.concatenate(columns)
-    if encoding is not None:
-        _check_merge(tasks, of_column, encoding, memory_bytes, budget, workers)
+    needed = _MERGE_FACTOR * sum(strings.nbytes for strings in tasks)
+    if encoding is not None and needed > memory_bytes:
+        lengths = np.concatenate([np.diff(strings.offsets) for strings in tasks])
+        largest = np.bincount(of_column - LABELS, lengths, len(encoding.columns) + 1)[1:].argmax()
+        raise UsageError(
+            f"the dictionaries of categories, {of_column.size:,} strings, need {format_size(needed)} to be sorted, "
+            f"{format_size(memory_bytes)} of --memory are left for it, most of them of column "
+            f"{encoding.columns[int(largest)].name!r}; hash them into 2^B features with --hash B (20, say), or give about "
+            f"{format_size(budget + 2 * workers * (needed - memory_bytes))}"
+        )
     texts = joined_arrays([strings.to_arrow() for strings in tasks])
     place, counts, categories = np.empty(of_column.size, np.int64), [], [arrow_strings([])]
     mine = np.flatnonzero(of_column == LABELS)
@@ -74,13 +82,13 @@ def merge_strings(
     names = [*known, *sorted(set(labels).difference(known), key=str.encode)]
     numbers = {name: number for number, name in enumerate(names)}
     place[mine] = [numbers[name] for name in labels]
-    for number, column in enumerate(encoding.columns if encoding is not None else ()):
-        mine = np.flatnonzero(of_column == number) if column.kind == "category" else mine[:0]
-        distinct, place[mine] = _sorted_distinct(texts.take(arrow_array(mine, pa.int64())))
-        counts.append(len(distinct))
-        categories.append(distinct)
     static = np.empty(0, np.int64)
     if encoding is not None:
+        for number, column in enumerate(encoding.columns):
+            mine = np.flatnonzero(of_column == number) if column.kind == "category" else mine[:0]
+            distinct, place[mine] = _sorted_distinct(texts.take(arrow_array(mine, pa.int64())))
+            counts.append(len(distinct))
+            categories.append(distinct)
         strings, _ = strings_of(joined_arrays(categories))
         np.save(directory / "categories.npy", strings.data[: strings.offsets[-1]])
         np.save(directory / "ends.npy", strings.offsets)
@@ -92,27 +100,6 @@ def merge_strings(
     np.save(directory / "map.npy", np.concatenate([part for own in places for part in (static, own)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + own.size for own in places)]))
     return Merged(counts, names)
-
-
-def _check_merge(
-    tasks: list[Strings],
-    of_column: np.ndarray,
-    encoding: Encoding,
-    memory_bytes: int,
-    budget: int,
-    workers: int,
-) -> None:
-    """Refuse dictionaries that do not fit in the memory for merging, with the budget that would do."""
-    needed = _MERGE_FACTOR * sum(strings.nbytes for strings in tasks)
-    if needed > memory_bytes:
-        lengths = np.concatenate([np.diff(strings.offsets) for strings in tasks])
-        largest = np.bincount(of_column - LABELS, lengths, len(encoding.columns) + 1)[1:].argmax()
-        raise UsageError(
-            f"the dictionaries of categories, {of_column.size:,} strings, need {format_size(needed)} to be sorted, "
-            f"{format_size(memory_bytes)} of --memory are left for it, most of them of column "
-            f"{encoding.columns[int(largest)].name!r}; hash them into 2^B features with --hash B (20, say), or give about "
-            f"{format_size(budget + 2 * workers * (needed - memory_bytes))}"
-        )
 
 
 def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:
