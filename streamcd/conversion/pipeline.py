@@ -215,7 +215,7 @@ class Conversion:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
         source, numbering, kept = self.source, None, None
         base, n_features = self._base_and_width(counts, encoding)
-        if source.names_labels or encoding is not None:
+        if source.has_strings:
             grown = encoding if source.grows else None
             numbering = Numbering(
                 self.work / "dictionaries",
