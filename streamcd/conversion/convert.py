@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.errors import UsageError, refuse
 from ..core.files import describe_set_aside
-from ..core.memory_budget import require
 from ..core.options import Listener, takes
 from ..core.parallel import Pool, memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
@@ -29,6 +28,9 @@ from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files
 from .staging import check_place, dataset_workplace
 
 _LEAST_BYTES = 16_000_000
+_HELD_ADVICE = (
+    "give a larger --memory, or write a Parquet file with smaller row groups, a .npz without compression"
+)
 _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 """Bytes of text that one of several processes parses at a time: every range allocates its buffers anew."""
 
@@ -153,14 +155,9 @@ def make_plan(
         **known,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }
-    if options.workers == 1:
-        advice = "give a larger --memory"
-        if held_bytes:
-            advice += ", or write a Parquet file with smaller row groups, a .npz without compression"
-        left = require(memory, needs, advice) + _LEAST_BYTES
-    else:
-        own = {"scales of the features": scales_bytes, **known}
-        left = memory_per_worker(memory, options.workers, needs, own) + _LEAST_BYTES
+    own = {"scales of the features": scales_bytes, **known}
+    left = memory_per_worker(memory, options.workers, needs, own, _HELD_ADVICE if held_bytes else "")
+    left += _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)

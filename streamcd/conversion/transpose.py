@@ -20,7 +20,6 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
-from ..core.memory_budget import require
 from ..core.options import Listener, takes
 from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares, memory_per_worker
 from ..core.storage import local_path
@@ -104,11 +103,7 @@ def _make_plan(dataset: Dataset, options: ColumnsOptions, workers: int) -> Plan:
         "entries being sorted": _LEAST_BYTES,
     }
     budget = int(options.memory)
-    if workers == 1:
-        left = require(budget, needs, "give a larger --memory")
-    else:
-        left = memory_per_worker(budget, workers, needs, {"chunk tables": tables})
-    left += _LEAST_BYTES
+    left = memory_per_worker(budget, workers, needs, {"chunk tables": tables}) + _LEAST_BYTES
     # a bucket is sorted while a part of it is being read
     form = chunk_bytes, int(options.shard_size), options.compression
     return Plan(max(left // 4, 2 * largest), left // 2, *form)
@@ -223,8 +218,7 @@ def _transpose(dataset: Dataset, plan: Plan, folder: Path, pool: Pool) -> None:
         (_scatter, "scatter", [int(starts[stop] - starts[start]) for start, stop in shares]),
         (_sort, "sort", [sum(shard.n_entries for shard in shards[start:stop]) for start, stop in jobs]),
     ):
-        before = np.cumsum([0, *sizes]).tolist()  # entries of the tasks before each
-        tasks = [(work, number, before[number]) for number in range(len(sizes))]
+        tasks = [(work, number) for number in range(len(sizes))]
         for made in pool.run(task, tasks, phase=phase, unit="entries", sizes=sizes, tells=True):
             parts += made
     write_columns(folder / "dataset", dataset, parts, plan.chunk_bytes, plan.shard_bytes, plan.compression)
@@ -237,19 +231,19 @@ Blocks = Iterator[Records]
 """Entries: feature, row, value."""
 
 
-def _scatter(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
+def _scatter(work: Work, number: int, tell: Tell | None) -> list[Part]:
     """Partition the entries of a share of the row chunks into the buckets; there are no parts yet."""
     ranges = Ranges(0, [bucket.stop for bucket in work.buckets])
     run = PartitionWriter(work.runs[number], work.layout, len(work.buckets), work.plan.gather_bytes)
     with work.opened() as dataset, run:
-        for entries in _told(ahead(_entries(dataset, *work.shares[number]), 1), done, tell):
+        for entries in _told(ahead(_entries(dataset, *work.shares[number]), 1), 0, tell):
             run.append(ranges.number(entries.fields[0]), entries)
     return []
 
 
-def _sort(work: Work, number: int, done: int, tell: Tell | None) -> list[Part]:
+def _sort(work: Work, number: int, tell: Tell | None) -> list[Part]:
     """Sort the buckets of a job and write its shards."""
-    plan, (shard, stop) = work.plan, work.jobs[number]
+    plan, (shard, stop), done = work.plan, work.jobs[number], 0
     starts = [one.start for one in work.shards[shard:stop]]
     end = work.shards[stop - 1].stop
     with work.opened() as dataset, PartitionReader(work.runs, work.layout) as reader:

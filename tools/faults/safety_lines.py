@@ -186,7 +186,7 @@ stream/memory_plan.py
         ~ stream a_budget_that_cannot_do_is_refused_with_the_arithmetic
         > left = budget
 conversion/convert.py
-    left = require(memory, needs, advice) + _LEAST_BYTES
+    left = memory_per_worker(memory, options.workers, needs, own, _HELD_ADVICE if held_bytes else "")
         ~ convert options_that_make_no_sense_are_refused
         > left = memory
 dataset/verify.py
