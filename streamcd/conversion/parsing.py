@@ -194,10 +194,11 @@ class Weights(NamedTuple):
     path: Path
     n_weights: int
 
-    def of(self, rows: Rows) -> np.ndarray:
+    def of(self, rows: Rows, task: Task) -> np.ndarray:
         weight = np.fromfile(self.path, count=rows.n_rows, offset=8 * int(rows.source_row[0]))
         if weight.size < rows.n_rows:
-            raise self.refusal("more")
+            # more rows than were counted, or than weights
+            raise self.refusal("more") if task.n_rows is None else changed(task.pieces[0].path)
         return weight
 
     def refusal(self, n_rows: int | str) -> DataError:
@@ -253,7 +254,7 @@ def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     for batch in batches if source.in_memory else ahead(batches):
         counts, rows = batch.counts, batch.rows
         if parsing.weights is not None:
-            rows = replace(rows, weight=parsing.weights.of(rows))
+            rows = replace(rows, weight=parsing.weights.of(rows, task))
         if kept is not None:
             kept.append(batch.kept)
         if distinct is not None:

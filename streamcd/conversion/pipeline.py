@@ -150,6 +150,9 @@ class Conversion:
             name, path, reading = str(options.weights), work / "weights", source.reading
             copying = (name, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
+            counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
+            if counted not in (0, weights.n_weights):
+                raise weights.refusal(counted)
         bits = _UNKNOWN_BITS if options.shuffle else SEGMENT_BITS
         if source.total_bytes is not None and options.shuffle:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
