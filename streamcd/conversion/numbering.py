@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,13 +36,6 @@ def save_strings(table: StringTable, directory: Path, number: int) -> None:
         np.save(directory / f"{name}-{number:07d}.npy", array)
 
 
-class Merged(NamedTuple):
-    """Strings of all tasks together: the number of categories of every column, and the class names."""
-
-    n_categories: list[int]
-    class_names: list[str]
-
-
 def merge_strings(
     directory: Path,
     encoding: Encoding | None,
@@ -51,11 +44,11 @@ def merge_strings(
     memory_bytes: int,
     budget: int,
     workers: int,
-) -> Merged:
+) -> tuple[list[int], list[str]]:
     """Sort the strings of all tasks; write the categories of an encoding that grows, if given, and each task's map of codes.
 
-    `n_missing` counts the missing values of its columns. `memory_bytes` is half of what each of `workers` has to spare of
-    `budget`.
+    Returns the number of categories of every column, and the class names. `n_missing` counts the missing values of columns.
+    `memory_bytes` is half of what each of `workers` has to spare of `budget`.
     """
     data, offsets, columns = (
         [np.load(path, mmap_mode="r") for path in sorted(directory.glob(f"{name}-*.npy"))]
@@ -99,7 +92,7 @@ def merge_strings(
     places = np.split(place, ends[:-1])
     np.save(directory / "map.npy", np.concatenate([part for own in places for part in (static, own)]))
     np.save(directory / "starts.npy", np.cumsum([0, *(static.size + own.size for own in places)]))
-    return Merged(counts, names)
+    return counts, names
 
 
 def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:

@@ -42,7 +42,7 @@ from .external_shuffle import (
 )
 from .feature_statistics import LabelCounts, Summing, read_sums, save_means, save_scales, statistics_of
 from .libsvm import copy_weights
-from .numbering import Merged, Numbering, merge_strings, read_merged
+from .numbering import Numbering, merge_strings, read_merged
 from .options import ConvertOptions
 from .parsing import Parsed, Parsing, Weights, changed, merge_distinct, parse_task, stamp_of
 from .rows import NARROW, Counts
@@ -202,15 +202,14 @@ class Conversion:
         # no text is read now, and few rows are in memory
         budget = self.plan.map_bytes + self.plan.statistics_bytes, options.memory, options.workers
         merging = (directory, grown, n_missing, source.reading.class_names, *budget)
-        merged: Merged
-        (merged,) = self.pool.run(merge_strings, [merging])
+        ((n_categories, class_names),) = self.pool.run(merge_strings, [merging])
         if grown is not None:
-            encoding = grown.with_counts(merged.n_categories, n_missing, read_merged(directory))
+            encoding = grown.with_counts(n_categories, n_missing, read_merged(directory))
         if encoding is None:
-            return None, merged.class_names, []
+            return None, class_names, []
         notes = dict.fromkeys(options.drop, "--drop") | source.unused
         uses = describe_uses(source.columns, encoding, n_missing, notes, source.reading.label_word)
-        return encoding, merged.class_names, uses
+        return encoding, class_names, uses
 
     def _number(
         self, counts: Counts, encoding: Encoding | None, first_rows: Sequence[int]
