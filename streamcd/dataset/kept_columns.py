@@ -26,13 +26,13 @@ from .arrow_columns import (
     reading,
     strings_of,
 )
+from .source_features import GROUP_FEATURES
 from .writer import write_table
 
 KEPT_FILE = "kept.parquet"
 """File of the kept columns, in a dataset."""
 
 _GROUP_ROWS = 1 << 14
-_GROUP_STRINGS = 1 << 16
 
 _CATEGORIES = pa.schema(
     [pa.field("column", pa.int32(), nullable=False), pa.field("category", pa.large_string(), nullable=False)]
@@ -165,7 +165,7 @@ class StoredStrings:
 
     def slice(self, start: int, stop: int) -> Strings:
         """Return the strings ``start:stop``, all of one row group."""
-        group, first = divmod(start, _GROUP_STRINGS)
+        group, first = divmod(start, GROUP_FEATURES)
         if group != self._group:
             options = {"pre_buffer": False, "page_checksum_verification": True}
             with reading(self._path), parquet_file(self._path, **options) as file:
@@ -192,8 +192,8 @@ def write_categories(path: Path, categories: Strings | StoredStrings, ends: np.n
     """
 
     def blocks() -> Iterator[dict[str, Any]]:
-        for start in range(0, categories.size, _GROUP_STRINGS):
-            stop = min(start + _GROUP_STRINGS, categories.size)
+        for start in range(0, categories.size, GROUP_FEATURES):
+            stop = min(start + GROUP_FEATURES, categories.size)
             strings, column = (
                 categories.slice(start, stop),
                 np.searchsorted(ends, np.arange(start, stop), "right"),

@@ -21,7 +21,7 @@ from .arrow_columns import read_groups, reading
 from .schema import INDICES_FILE
 
 GROUP_FEATURES = 1 << 16
-"""Features in a row group of a dataset's tables of features; fixed, so that bytes do not depend on the memory."""
+"""Rows of a row group of a dataset's tables of features and categories; fixed, so that bytes do not depend on the memory."""
 
 LOOKUP_BYTES = 24
 """Memory of an index that is kept, with that to look it up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -97,35 +98,39 @@ class PredictionColumns:
         return dict(zip(types, columns, strict=True))
 
 
-class LinesOfPredictions:
-    """Writer of CSV (a header, then all columns), or of text: the label, and the numbers asked for.
+def write_lines(
+    file: TextIO,
+    columns: PredictionColumns,
+    form: str,
+    blocks: Iterable[tuple[np.ndarray, list[str] | None]],
+) -> int:
+    """Write CSV (a header, then all columns), or text: the label, and the numbers asked for; returns the number of rows.
 
-    Text with probabilities begins with a line ``labels …`` in the order of the columns, as LIBLINEAR's ``predict -b 1``.
+    `blocks` have decisions, in the order of the source, and in CSV what identifies the rows, if anything does. Text with
+    probabilities begins with a line ``labels …`` in the order of the columns, as LIBLINEAR's ``predict -b 1``.
     """
-
-    def __init__(self, file: TextIO, columns: PredictionColumns, form: str) -> None:
-        self._file, self._columns, self._is_csv = file, columns, form == "csv"
-        if self._is_csv:
-            file.write(",".join(map(_csv_cell, columns.names)) + "\n")
-        elif columns.proba:
-            file.write(" ".join(["labels", *columns.model.label_texts()]) + "\n")
-
-    def write(self, start: int, decisions: np.ndarray, identity: list[str] | None = None) -> None:
-        """Write some rows, the first of which is row `start` of the source, in CSV with what identifies them."""
-        model = self._columns.model
-        values = self._columns.values(start, decisions)
+    model, is_csv, n_rows = columns.model, form == "csv", 0
+    texts = model.label_texts()
+    if is_csv:
+        file.write(",".join(map(_csv_cell, columns.names)) + "\n")
+        texts = [*map(_csv_cell, texts)]
+    elif columns.proba:
+        file.write(" ".join(["labels", *texts]) + "\n")
+    for decisions, identity in blocks:
+        values = columns.values(n_rows, decisions)
         if model.has_targets:
             cells = [[repr(number) for number in values["prediction"].tolist()]]
         else:
-            texts = [_csv_cell(text) if self._is_csv else text for text in model.label_texts()]
             cells = [[texts[place] for place in model.places(decisions).tolist()]]
-        if self._is_csv:
+        if is_csv:
             cells.insert(0, [str(row) for row in values["source"].tolist()])
-        if self._is_csv and identity is not None:
+        if is_csv and identity is not None:
             cells.insert(0, [*map(_csv_cell, identity)])
         cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]
-        separator = "," if self._is_csv else " "
-        self._file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))
+        separator = "," if is_csv else " "
+        file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))
+        n_rows += decisions.shape[0]
+    return n_rows
 
 
 def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:

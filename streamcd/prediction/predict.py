@@ -26,7 +26,7 @@ from ..models.encoding import count_unknown
 from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
-from .outputs import KINDS, LinesOfPredictions, Output, PredictionColumns, is_output, output_format
+from .outputs import KINDS, Output, PredictionColumns, is_output, output_format, write_lines
 from .reading_plan import FOOTER_BYTES, Means, is_dataset, is_in_memory
 from .scored_rows import Scoring
 
@@ -100,31 +100,25 @@ def predict(
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:
     """Write all rows as lines of text or CSV; returns their number."""
-    opened, n_rows = _Opened(columns, scoring, named=form == "csv"), 0
-    lines = LinesOfPredictions(file, opened.columns, form)
-    for block in opened.blocks:
-        lines.write(
-            n_rows,
-            block,
-            texts_of(opened.identities(block)) if opened.columns.identity else None,
-        )
-        n_rows += block.shape[0]
-    return n_rows
+    columns, blocks, identities = _opened(columns, scoring, named=form == "csv")
+    named = (
+        (block, texts_of(identities.take(block.shape[0])) if columns.identity else None) for block in blocks
+    )
+    return write_lines(file, columns, form, named)
 
 
 def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, budget: int) -> int:
     """Write all rows to a Parquet file; returns their number. Refused if its footer does not fit in `budget`."""
-    opened, n_rows = _Opened(columns, scoring, named=True), 0
-    columns, types = opened.columns, opened.columns.types()
-    writer = None
-    for number, block in enumerate(_row_groups(opened.blocks, scoring)):
+    columns, blocks, identities = _opened(columns, scoring, named=True)
+    n_rows, types, writer = 0, columns.types(), None
+    for number, block in enumerate(_row_groups(blocks, scoring)):
         if number == scoring.plan.most_groups:
             room = format_size(scoring.plan.most_groups * FOOTER_BYTES * len(types))
             raise UsageError(
                 f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
                 f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
             )
-        identity = {columns.identity: opened.identities(block)} if columns.identity else {}
+        identity = {columns.identity: identities.take(block.shape[0])} if columns.identity else {}
         if writer is None:
             kinds = {name: values.type for name, values in identity.items()}
             writer = TableWriter(path, schema(**kinds, **types), "zstd")
@@ -135,28 +129,23 @@ def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, bud
     return n_rows
 
 
-class _Opened:
-    """Blocks of decisions in the order of the source, and what identifies their rows.
+def _opened(
+    columns: PredictionColumns, scoring: Scoring, *, named: bool
+) -> tuple[PredictionColumns, Iterator[np.ndarray], InOrder]:
+    """Begin to score: blocks of decisions in the order of the source, and what identifies their rows where they are `named`.
 
     It is a column of the dataset; of files it comes with their rows, if they have the column: the first rows tell.
     """
-
-    def __init__(self, columns: PredictionColumns, scoring: Scoring, *, named: bool) -> None:
-        dataset, encoding = scoring.dataset, scoring.model.encoding
-        name = (
-            "" if not named else dataset.id_column if dataset is not None else encoding.id if encoding else ""
-        )
-        self._values = InOrder(dataset.read_kept(name) if dataset is not None and name else None)
-        self.blocks = _in_source_order(scoring, self._values if name else None)
-        if name and dataset is None:
-            first = next(self.blocks, None)
-            self.blocks = chain(() if first is None else (first,), self.blocks)
-            name = name if self._values.n_held else ""
-        self.columns = replace(columns, identity=name)
-
-    def identities(self, block: np.ndarray) -> Any:
-        """Return what identifies the rows of a block, the next one, as an array of Arrow's."""
-        return self._values.take(block.shape[0])
+    dataset, encoding, name = scoring.dataset, scoring.model.encoding, ""
+    if named:
+        name = dataset.id_column if dataset is not None else encoding.id if encoding else ""
+    identities = InOrder(dataset.read_kept(name) if dataset is not None and name else None)
+    blocks = _in_source_order(scoring, identities if name else None)
+    if name and dataset is None:
+        first = next(blocks, None)
+        blocks = chain(() if first is None else (first,), blocks)
+        name = name if identities.n_held else ""
+    return replace(columns, identity=name), blocks, identities
 
 
 def _row_groups(blocks: Iterable[np.ndarray], scoring: Scoring) -> Iterator[np.ndarray]:
