@@ -25,7 +25,7 @@ import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -290,13 +290,14 @@ class Pool:
             if sizes and not tells:
                 tell(sum(sizes[: number + 1]))
         waiting, idle = deque(enumerate(tasks if self._workers else ())), list(self._workers)
-        at_work = dict[Connection, int]()
+        # with few tasks some workers end early, and the threads of the others can use their processors
+        at_work, apart = dict[Connection, int](), len(tasks) >= 2 * self.n_workers
         while at_work or waiting:
             while waiting and idle:
                 number, arguments = waiting.popleft()
                 at_work[worker := idle.pop()] = number
                 with self._answering(worker):
-                    worker.send((function, (*arguments, None) if tells else arguments))
+                    worker.send((function, (*arguments, None) if tells else arguments, apart))
             ready = multiprocessing.connection.wait(at_work)
             for worker in [one for one in self._workers if one in ready]:
                 with self._answering(worker):
@@ -352,17 +353,18 @@ def _serve(tasks: Connection, module: str, processors: Sequence[int], _: HeldLoc
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # used by the coordinator, whose handler a fork inherits
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if processors:
-        os.sched_setaffinity(0, processors)
     importlib.import_module(module)
+    whole = os.sched_getaffinity(0) if processors else set[int]()
     with suppress(EOFError):
         while True:
-            _answer(tasks)
+            _answer(tasks, processors, whole)
             return_heap()
 
 
-def _answer(tasks: Connection) -> None:
-    function, arguments = tasks.recv()
+def _answer(tasks: Connection, processors: Collection[int], whole: Collection[int]) -> None:
+    function, arguments, apart = tasks.recv()
+    if processors:
+        os.sched_setaffinity(0, processors if apart else whole)
     result, failure = None, None
     try:
         result = function(*arguments)
