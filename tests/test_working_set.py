@@ -22,7 +22,7 @@ from streamcd import train
 from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import row_loss
 from streamcd.kernels.primal import ColumnCosts, Columns, Scores
-from streamcd.solvers.held_solution import HeldProblem, HeldSolution
+from streamcd.solvers.held_solution import HeldSolution
 from streamcd.solvers.quadratic_model import MatrixModel, Penalty, minimise
 from streamcd.stream.memory_plan import Plan
 
@@ -141,7 +141,7 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
     costs = ColumnCosts(np.array([[1.0], [-1.0]]), row_loss("log_loss"), 0.0, False)
     columns = Columns(x.indptr.astype(np.int64), np.arange(n_columns), x.indices.astype(np.uint32), x.data)
     norm = np.append(np.sqrt(x.multiply(x).sum(axis=0)), 0.0)
-    held = HeldProblem(
+    held = HeldSolution(
         scores,
         costs,
         Penalty(1.0, 0.0, free_bias=False),
@@ -157,7 +157,7 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
         return float(np.abs(w).sum() + np.logaddexp(0.0, -margin).sum())
 
     before = objective()
-    HeldSolution(held).solve(0.1, 100)
+    held.solve(0.1, 100)
     assert objective() < 0.2 * before
     np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
 

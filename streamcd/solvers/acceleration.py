@@ -26,9 +26,8 @@ from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..kernels.primitives import Total
 from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
-from .certificate import deviation
 from .problem import Problem
-from .protocol import TRAIN, State
+from .protocol import TRAIN, State, deviation
 
 LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 
@@ -44,7 +43,7 @@ _MOST_THETA = 10.0  # 500 times the least
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
 _RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 _FIRST_STRETCHES = (
-    8  # of the first pass, each with as many entries a weight, as its end sweeps over the weights
+    8  # of the first pass, of as many entries a weight: each ends with a sweep over the weights
 )
 
 TOLD = ("kappa", "extrapolation")
@@ -101,9 +100,7 @@ class Acceleration:
         columns, kappa = self._problem.columns(new), np.repeat(kept["kappa"], self._width)
         begin = weight_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
-        if (
-            self._problem.free_bias
-        ):  # it has a centre of its own, with 1 + kappa in place of kappa (`free_bias`)
+        if self._problem.free_bias:  # it has a centre of its own, with 1 + kappa for kappa (`free_bias`)
             bias, centre, mu = state.w[-1], state.matrices["centre_or_w_alpha"][-1], 1.0 + kappa[columns]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         kept["in_pass"][new] = True
@@ -191,19 +188,11 @@ class Acceleration:
         used = (kept["distance"] > 0.0) & np.isfinite(kept["distance"])
         used &= (kept["alpha_sum"] > 0.0) & (kept["alpha_square"] > 0.0)
         lanes = lanes[used[lanes]]
-        names = (
-            "distance",
-            "kappa",
-            "theta",
-            "cosine",
-            "alpha_sum",
-            "alpha_curvature",
-            "alpha_square",
-            "moves",
+        distance, old, theta, cosine = (
+            kept[name][lanes] for name in ("distance", "kappa", "theta", "cosine")
         )
-        distance, old, theta, cosine, alpha, curvature, square, n_moves = (
-            kept[name][lanes] for name in names
-        )
+        of_alpha = (kept[f"alpha_{name}"][lanes] for name in ("sum", "curvature", "square"))
+        (alpha, curvature, square), n_moves = of_alpha, kept["moves"][lanes]
         n_passes = np.maximum(n_moves + kept["earlier_moves"][lanes], 1)
         early, ratio = n_passes <= _EARLY_PASSES, np.maximum(inner_gap[lanes], 0.0) / distance
         change = np.where(early, _EARLY_CHANGE, np.minimum(_LATE_CHANGE, _CHANGE_SHARE / n_passes))

@@ -13,13 +13,13 @@ import numpy as np
 from ..kernels import classes as kernels
 from ..kernels.classes import ClassScratch, LaneColumns
 from ..kernels.loss_table import MULTINOMIAL
+from ..kernels.primitives import Total
 from ..stream.arenas import RowArena, Window
 from .acceleration import Acceleration
-from .certificate import violation
-from .dual import RowSolver, shuffled_active_rows
+from .dual import RowSolver, rows_of, shuffled_active_rows
 from .memory import dual_memory
 from .problem import Problem
-from .protocol import TRAIN, State
+from .protocol import CERTIFY, START, TRAIN, State, violation
 
 
 class ClassSolver(RowSolver):
@@ -92,3 +92,111 @@ class ClassSolver(RowSolver):
         kept["restore"][due], kept["shrunk"][due] = True, False
         kept["shrink_tolerance"][due] *= 0.5
         super().end_read(state, trained)
+
+
+class FreeBiasClassSolver(ClassSolver):
+    """`ClassSolver` for biases of the classes that are not penalised; ``class_sums`` are ``Σ C_i x_i`` of each class.
+
+    Each has a proximal point of its own (`free_bias`). The dual then asks for ``Σ_i beta_im = 0`` in every class, where
+    ``beta_im = C_i [m = y_i] - p_im``, ``p_im >= 0``, ``Σ_m p_im = C_i``: p is Crammer–Singer's ``C_i [m = y_i] -
+    a_im``, or the multinomial's variables. A certificate brings it about by mixing: ``p' = (1 - t) p + t C rho``, where
+    rho, the same for all rows, makes up for the sums, and t <= 1 is the smallest for which rho >= 0. The dual is
+    concave and the terms of the gap are convex in p (linear for Crammer–Singer), so both are bounded by the mixtures of
+    their values.
+    """
+
+    always_sums = True  # the mixture asks for the sums of a read
+
+    def new_sums(self) -> dict[str, np.ndarray]:
+        """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
+        return {"class_sums": np.zeros((self.problem.n_features + 1, self.n_vectors))}
+
+    def new_state(self) -> State:
+        """Return the state before the first read."""
+        state = super().new_state()
+        state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
+        state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
+        return state
+
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Sum the classes' rows, too; see `RowSolver.sum_alpha`."""
+        super().sum_alpha(window, state, order, lanes, v)
+        sums = state.matrices["class_sums"].reshape(-1)
+        for lane in lanes:
+            if not state.lanes["has_sums"][lane]:
+                rows = (order, rows_of(window), self.problem.costs, self.lane_columns(lane))
+                kernels.add_class_rows(*rows, self.problem.lane_vectors, sums)
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate at the mixture; see `RowSolver.certificate`."""
+        totals, lanes = state.totals.copy(), state.phase(CERTIFY)
+        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
+        for lane in lanes.tolist():
+            own = self._columns(lane)
+            t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], self.v(state)[-1, own])
+        dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
+        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
+        for rows in self.penalised_blocks():
+            of_shares = self._of_shares(state, rows, rho)
+            dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
+            v = (1.0 - t_of_vectors) * self.v(state)[rows] + t_of_vectors * of_shares
+            penalties += self._penalty_terms(state.w[rows], v, lanes)
+        for lane in lanes.tolist():
+            self._mix(state, lane, t[lane], rho, dots, totals[lane])
+        proof = self.proof(state, totals, penalties)
+        first = lanes[~state.lanes["has_sums"][lanes]]
+        state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
+        # the estimate could not know the cost of the mixture
+        state.lanes["estimate"][first] = proof["gap"][first]
+        return proof
+
+    def _columns(self, lane: int) -> slice:
+        width = self.problem.lane_vectors
+        return slice(lane * width, (lane + 1) * width)
+
+    def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
+        """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""
+        sums = state.matrices["class_sums"][rows]
+        of_lanes = sums.reshape(sums.shape[0], -1, self.problem.lane_vectors).sum(axis=2)
+        return sums - np.repeat(of_lanes, self.problem.lane_vectors, axis=1) * rho
+
+    def _mix(
+        self, state: State, lane: int, t: float, rho: np.ndarray, dots: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
+        own = self._columns(lane)
+        cost, of_w = state.matrices["class_sums"][-1, own] / self.problem.bias, float(dots[own].sum())
+        shares = rho[own]
+        if self.problem.row_loss.kind == MULTINOMIAL:
+            dual = -float(cost.sum() * np.sum(shares * np.log(np.maximum(shares, 1e-300))))
+        else:
+            dual = float(cost @ (1.0 - shares))
+        gap = max(of_w + totals[Total.LOSS] - dual, 0.0)
+        state.lanes["gap_of_shares"][lane] = gap
+        for name, bound in ((Total.GAP, gap), (Total.DUAL, dual)):
+            totals[name] = (1.0 - t) * totals[name] + t * bound
+
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Return what the mixture is expected to cost; unknown before the first certificate. See `RowSolver`."""
+        cost = np.zeros(trained.size)
+        for number, lane in enumerate(trained.tolist()):
+            if state.lanes["has_sums"][lane]:
+                own = self._columns(lane)
+                sums, w_alpha = (
+                    state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha")
+                )
+                cost[number] = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
+        return cost
+
+
+def mixture(cost: np.ndarray, surplus: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return t and rho, (classes,), from the sums of C_i and of beta in each class, both in one unit."""
+    shares = cost / cost.sum()
+    some = shares > 0.0
+    most = np.divide(-surplus, cost, out=np.zeros_like(cost), where=some).max(initial=0.0)  # t / (1 - t)
+    if not most > 0.0:
+        return 0.0, shares
+    rho = np.maximum(shares + surplus / (most * cost.sum()), 0.0)
+    return float(most / (1.0 + most)), rho / rho.sum()

@@ -28,7 +28,6 @@ from ..stream.arenas import RowArena, Window, aligned_zeros, empty_window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation, row_parts
 from .acceleration import Acceleration
-from .certificate import certificate, deviation, error_terms, violation
 from .memory import MOST_COPIED, dual_memory
 from .problem import Problem
 from .protocol import (
@@ -41,9 +40,13 @@ from .protocol import (
     Start,
     State,
     all_rows,
+    certificate,
+    deviation,
+    error_terms,
     join_totals,
     new_lanes,
     new_totals,
+    violation,
 )
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to

@@ -39,11 +39,7 @@ class HeldColumns:
         return np.arange(self._n)
 
     def offer(
-        self,
-        arena: ColumnArena,
-        offsets: np.ndarray,
-        nearness: np.ndarray,
-        solve: Callable[[], None] | None,
+        self, arena: ColumnArena, offsets: np.ndarray, nearness: np.ndarray, solve: Callable[[], None] | None
     ) -> None:
         """Hold those of a window's columns that are nearer than columns without room.
 

@@ -25,14 +25,12 @@ model's, about what further ones would gain, where it is left."""
 _LEAST = 100  # columns of a set
 _SUFFICIENT = 0.01  # part of the decrease that the slope predicts
 _LEAST_LENGTH = 0.5**30  # of a step
-_SHORT = (
-    0.2  # length of a step, after a shorter one the next model has the curvature of a parabola above the loss
-)
+_SHORT = 0.2  # length of a step, after a shorter one the next model has a parabola above the loss
 
 
 @dataclass
-class HeldProblem:
-    """One lane's problem in the weights of columns in memory; `w` and the scores are changed in place."""
+class HeldSolution:
+    """Solver of one lane's problem in the weights of columns in memory; `w` and the scores are changed in place."""
 
     scores: Scores
     costs: ColumnCosts
@@ -43,18 +41,12 @@ class HeldProblem:
     norm: np.ndarray  # (features + 1,)
     key: tuple[int, ...]  # of the random order of sweeps
 
-
-class HeldSolution:
-    """Solver of a `HeldProblem`."""
-
-    def __init__(self, problem: HeldProblem) -> None:
-        self._problem, bias = problem, problem.costs.bias
-        self._columns = problem.columns, bias
-        self._order = np.append(problem.offsets, [-1] if bias else []).astype(np.int64)
-        self._features = np.append(problem.columns.feature[problem.offsets], [-1] if bias else []).astype(
-            np.int64
-        )
-        self._pull, self._curvature, self._moved = np.empty((3, problem.scores.score.size))
+    def __post_init__(self) -> None:
+        bias = self.costs.bias
+        self._columns, last = (self.columns, bias), [-1] if bias else []
+        self._order = np.append(self.offsets, last).astype(np.int64)
+        self._features = np.append(self.columns.feature[self.offsets], last).astype(np.int64)
+        self._pull, self._curvature, self._moved = np.empty((3, self.scores.score.size))
         self._share = 0.0  # of `kernels.model_rows`
         self._shares = np.zeros((2, 2))  # what it returns: `near` and `far`, by the sign of the pull
         self._n_steps = 0
@@ -64,7 +56,7 @@ class HeldSolution:
         none, step, penalty = self._order[:0], np.zeros(0), Penalty(1.0, 0.0, free_bias=False)
         self._gap(none, self._take_rows(none))
         self._search(none, step, step)
-        kernels.change_on_line(self._problem.scores, self._moved, 1.0, self._problem.costs)
+        kernels.change_on_line(self.scores, self._moved, 1.0, self.costs)
         minimise(
             MatrixModel(kernels.matrix_of(none, *self._columns, self._curvature), np.ones(1)),
             np.zeros(1),
@@ -93,16 +85,16 @@ class HeldSolution:
 
         No more than twice as many as are in it or beyond its bound; all if they are few.
         """
-        problem, n, penalty = self._problem, self._problem.offsets.size, self._problem.penalty
+        n, penalty = self.offsets.size, self.penalty
         v, features = np.abs(v[:n]), self._features[:n]
-        in_support = problem.w[features] != 0.0
+        in_support = self.w[features] != 0.0
         n_support, n_apart = int(in_support.sum()), int((in_support | (v > penalty.l1)).sum())
         # with L2 the gap is a sum over those apart
         size = max(_LEAST, 2 * n_support, n_apart if penalty.l2 > 0.0 else min(size, 2 * n_apart))
         if n <= max(size, NARROW) or penalty.l1 == 0.0:
             return np.arange(self._order.size)
         share = 1.0 if penalty.l2 > 0.0 else min(1.0, penalty.l1 / max(float(v.max()), 1e-300))
-        nearness = (penalty.l1 - share * v) / np.maximum(problem.norm[features], 1e-100)
+        nearness = (penalty.l1 - share * v) / np.maximum(self.norm[features], 1e-100)
         nearness[in_support] = -np.inf
         chosen = np.sort(np.argpartition(nearness, size - 1)[:size])
         return np.append(chosen, np.arange(n, self._order.size))
@@ -110,16 +102,15 @@ class HeldSolution:
     def _take_rows(self, chosen: np.ndarray) -> np.ndarray:
         """Make the model of the rows at their scores; returns v of some columns."""
         rows, v = (self._pull, self._curvature), np.empty(chosen.size)
-        shares = kernels.model_rows(self._problem.scores, self._problem.costs, self._share, *rows)
+        shares = kernels.model_rows(self.scores, self.costs, self._share, *rows)
         self._shares = np.reshape(shares, (2, 2))
         kernels.sum_columns(self._order[chosen], *self._columns, self._pull, v)
         return v
 
     def _gap(self, chosen: np.ndarray, v: np.ndarray) -> float:
         """Bound the gap of chosen columns alone."""
-        problem, side = self._problem, np.ones(2)
-        l1, l2, free_bias = problem.penalty
-        w = problem.w[self._features[chosen]]
+        side, (l1, l2, free_bias) = np.ones(2), self.penalty
+        w = self.w[self._features[chosen]]
         if free_bias:  # it asks for Σ pull = 0: the heavier side is scaled down
             w, v = w[:-1], v[:-1]
             sizes = np.array([-np.minimum(self._pull, 0.0).sum(), np.maximum(self._pull, 0.0).sum()])
@@ -137,7 +128,7 @@ class HeldSolution:
         The gap is that of scaled dual variables, at first far above what there is to gain; it alone counts where all held
         columns are chosen.
         """
-        features, w, decrease = self._features[chosen], self._problem.w, 0.0
+        features, w, decrease = self._features[chosen], self.w, 0.0
         while self._n_steps < most_steps:
             v = self._take_rows(chosen)
             if self._gap(chosen, v) <= goal:
@@ -145,7 +136,7 @@ class HeldSolution:
             step = self._minimise(chosen, w[features], v) - w[features]
             self._n_steps += 1
             (length, change, expected), share = self._search(chosen, step, v), self._share
-            if length < _SHORT and self._problem.costs.loss.kind == LOG_LOSS:
+            if length < _SHORT and self.costs.loss.kind == LOG_LOSS:
                 self._share = 1.0  # a step to the minimum of such a model descends
             elif length == 1.0:
                 self._share = 0.0
@@ -159,30 +150,29 @@ class HeldSolution:
 
     def _minimise(self, chosen: np.ndarray, w: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Return the weights that minimise the model of the rows with the penalty."""
-        order, key = self._order[chosen], (*self._problem.key, self._n_steps)
+        order, key = self._order[chosen], (*self.key, self._n_steps)
         n = int((order >= 0).sum())
         if n > NARROW:
             rows = self._pull, self._curvature
-            minimise(ColumnsModel(order, self._columns, rows, key), w, self._problem.penalty)
+            minimise(ColumnsModel(order, self._columns, rows, key), w, self.penalty)
             return w
         pull, moved = np.zeros((2, n + 1))  # the bias last
         pull[: v.size], moved[: v.size] = v, w
         matrix = kernels.matrix_of(order[:n], *self._columns, self._curvature)
-        minimise(MatrixModel(matrix, pull), moved, self._problem.penalty)
+        minimise(MatrixModel(matrix, pull), moved, self.penalty)
         return moved[: w.size]
 
     def _search(self, chosen: np.ndarray, step: np.ndarray, v: np.ndarray) -> tuple[float, float, float]:
         """Move the scores along a step until the objective falls enough; returns how far, its change, and the model's."""
-        problem, moved = self._problem, self._moved
-        w, score = problem.w[self._features[chosen]], problem.scores.score
+        w, score, moved = self.w[self._features[chosen]], self.scores.score, self._moved
         moved[:] = 0.0
         kernels.add_columns(self._order[chosen], *self._columns, step, moved)
-        slope = problem.penalty.change(w, step) - float(np.einsum("i,i->", v, step))
+        slope = self.penalty.change(w, step) - float(np.einsum("i,i->", v, step))
         expected = slope + 0.5 * float(np.einsum("i,i,i->", moved, self._curvature, moved))
         length = 1.0 if step.any() else 0.0
         while length > _LEAST_LENGTH:
-            change = kernels.change_on_line(problem.scores, moved, length, problem.costs)
-            change += problem.penalty.change(w, length * step)
+            change = kernels.change_on_line(self.scores, moved, length, self.costs)
+            change += self.penalty.change(w, length * step)
             if change <= _SUFFICIENT * length * slope:
                 score += length * moved
                 return length, change, expected

@@ -21,7 +21,6 @@ from ..kernels.compile import return_free_memory
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import Window, empty_window
-from .certificate import certificate, deviation
 from .dual import rows_of
 from .memory import PARTS, newton_memory, newton_parts
 from .problem import Problem
@@ -32,6 +31,8 @@ from .protocol import (
     Start,
     State,
     all_rows,
+    certificate,
+    deviation,
     new_lanes,
     new_totals,
     relative_violation,
@@ -169,7 +170,7 @@ class NewtonSolver(Solver):
         norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane by dual variables made of the read's; see `certificate.certificate`."""
+        """Compute the certificate of every lane by dual variables made of the read's; see `protocol.certificate`."""
         w, totals = _by_lane(state.w), state.totals
         curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
         with np.errstate(all="ignore"):  # the loop says what is wrong

@@ -68,9 +68,7 @@ class Problem:
     strength: float = 1.0  # r of r/2 ‖w‖² without L1, by which the objective is divided
     free_bias: bool = False  # the bias's weight is not penalised
     ridge: float = 1.0  # r of the twin planes
-    slack: str = (
-        "hinge"  # loss of the rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
-    )
+    slack: str = "hinge"  # loss of rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
     parameter: float = 0.0  # of the loss, if it has one
 
     @property

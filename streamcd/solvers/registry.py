@@ -87,8 +87,7 @@ def make_solver(
         # with kappa 0 it moves the centre of a free bias alone
         point = Acceleration(problem, 0.0 if acceleration == "none" else acceleration, dataset)
     if problem.form == CLASSES:
-        from .class_biases import FreeBiasClassSolver
-        from .classes import ClassSolver
+        from .classes import ClassSolver, FreeBiasClassSolver
 
         return (FreeBiasClassSolver if problem.free_bias else ClassSolver)(problem, point)
     from .dual import DualSolver

@@ -28,7 +28,7 @@ _SECTIONS = ("score", "fresh", "constant", "previous")  # of the file; "previous
 
 
 class Rows(NamedTuple):
-    """Scores and constants of some rows; the arrays may be changed in place."""
+    """Scores and constants of some rows, or of all in memory; the arrays may be changed in place."""
 
     first: int  # number of the first row, if they are a block
     score: np.ndarray  # (rows, lanes): w·x, updated with every step
@@ -53,30 +53,16 @@ class Rows(NamedTuple):
             return [array for array in (self.kind, self.weight, self.target) if array.size]
         return [getattr(self, name)]
 
-
-class RowsInMemory:
-    """All rows, as one block in memory.
-
-    `arrays` are those of a `protocol.State`: ``score``, with acceleration ``previous``, in a read at fixed w ``fresh``;
-    `constants` are the rows' kinds, weights and targets.
-    """
-
-    def __init__(self, arrays: dict[str, np.ndarray], constants: Sequence[np.ndarray]) -> None:
-        score = arrays["score"]
-        fresh, previous = (arrays.get(name, score[:0]) for name in ("fresh", "previous"))
-        kind, weight, target = constants
-        self._rows = Rows(0, score, fresh, kind, weight, target, previous)
-
     def iter_blocks(
         self, start: int = 0, stop: int | None = None, *, more: Sequence[str] = (), saved: Sequence[str] = ()
     ) -> Iterator[Rows]:
-        """Iterate over ascending blocks of rows that hold all of ``start:stop``."""
-        yield self._rows
+        """Iterate over ascending blocks of rows that hold all of ``start:stop``: all rows in memory are one."""
+        yield self
 
     @contextmanager
     def loaded(self, window: Window, changed: str) -> Iterator[Rows]:
         """Provide the rows of a window's entries, by the numbers in its arena; the array `changed` may be."""
-        yield self._rows
+        yield self
 
 
 class PagedRows:

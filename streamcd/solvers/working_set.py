@@ -26,9 +26,8 @@ from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, Scores
 from ..kernels.primitives import Total
 from ..stream.arenas import Window
 from ..stream.memory_plan import Plan
-from .certificate import certificate, deviation
 from .held_columns import HeldColumns
-from .held_solution import HeldProblem, HeldSolution
+from .held_solution import HeldSolution
 from .memory import LANES_TOGETHER, working_set_memory
 from .primal import all_constants, columns_of, set_pulls, signed_costs
 from .problem import Problem
@@ -39,6 +38,8 @@ from .protocol import (
     Start,
     State,
     all_rows,
+    certificate,
+    deviation,
     new_lanes,
     new_totals,
     relative_violation,
@@ -113,7 +114,7 @@ class WorkingSetSolver(Solver):
         if not self._is_resident:
             kernels.hold(none, columns, columns, 0)
         parts = scores, costs, Penalty.of_lane(self.problem, 0), columns, none, weights, weights, (0,)
-        HeldSolution(HeldProblem(*parts)).load_kernels()
+        HeldSolution(*parts).load_kernels()
         return_free_memory()
 
     # -- a read
@@ -281,7 +282,7 @@ class WorkingSetSolver(Solver):
             scores = Scores(score[lane], read.fresh[lane], *self._constants)
             held = Penalty.of_lane(self.problem, lane), columns, offsets, read.moved[lane], read.norm
             key = self._seed, state.read, lane, read.n_solved
-            solution = HeldSolution(HeldProblem(scores, self._costs[lane], *held, key))
+            solution = HeldSolution(scores, self._costs[lane], *held, key)
             solution.solve(_SOLVED if self._held else _RESIDENT_SOLVED, most_steps)
 
         calls = [partial(solve, int(lane)) for lane in lanes]
