@@ -158,9 +158,9 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
     [
         ("a,b\n1,2\n3\n", {"label": "a"}, r"t\.csv:3: expected 2 columns, found 1: '3'; correct the line"),
         ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
-        ("a,b\n1,2\n", {"label": "c"}, r"expected a column 'c' \(--label\), found a, b; check the name"),
+        ("a,b\n1,2\n", {"label": "c"}, r"column 'c': expected one of the table \(--label\), found a, b; check the name"),
         ("a,y\n" + "true,1\n" * 200_000 + "maybe,1\n", {"label": "y"}, r"'a': expected true or false, .* found 'maybe'"),
-        ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"expected a column 'b' \(--category\), found a, y"),
+        ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"column 'b': expected one of the table \(--category\), found a, y"),
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected one use of it, found two"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected one use of it, found two"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column .w.: expected one use of it"),
@@ -461,7 +461,7 @@ def test_a_file_that_lacks_a_column_of_the_first_is_refused_by_its_name(
     }
     files = {name: write_table(table, tmp_path / f"{name}.{kind}") for name, table in tables.items()}
     with pytest.raises(
-        StreamcdError, match=rf"other\.{kind}: expected the column '.*', as in .*first\.{kind}, found '"
+        StreamcdError, match=rf"other\.{kind}.* expected the column '.*', as in the first rows, found "
     ):
         streamcd.convert([files["first"], files["other"]], tmp_path / "data", label="y")
     assert not (tmp_path / "data").exists()

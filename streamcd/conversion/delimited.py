@@ -78,10 +78,7 @@ class CsvReader(TextReader, TableReader):
         }
 
     def schema(self, path: str) -> pa.Schema:
-        """Return the columns of a file: of the first one with their types, of others as text."""
-        if path == self.paths[0]:
-            return self._first_table.schema
-        return pa.schema([(name, pa.string()) for name in self._header(path)[0]])
+        return self._first_table.schema
 
     def first_rows(self) -> pa.RecordBatch:
         return one_batch(self._first_table.slice(0, FIRST_ROWS))
@@ -151,7 +148,8 @@ class CsvReader(TextReader, TableReader):
                 if starts.size:
                     lines, row = line + 1 + np.searchsorted(newlines, starts), 0
                     block = Block(text.name, 0, None, text.bytes_read, lines=lines)
-                    for batch in self._read(records, names, chosen, arrow, block).to_batches(MOST_BATCH_ROWS):
+                    table = self._read(records, names, chosen, arrow, block)
+                    for batch in table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]:
                         yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
                         row += batch.num_rows
                 line += newlines.size

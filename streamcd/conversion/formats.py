@@ -143,8 +143,6 @@ def _check(paths: list[str], format: str, reading: Reading, options: TableOption
 def _open_tables(
     paths: list[str], roots: Mapping[str, str], format: str, reading: Reading, options: TableOptions
 ) -> Source:
-    from .table_columns import column_types
-
     reader: Any
     if format == "csv":
         from .delimited import CsvReader
@@ -157,14 +155,4 @@ def _open_tables(
         reader = ArrowReader(paths, reading.batch_bytes)
         if format == "parquet":
             reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
-    name = display_name(paths[0])
-    source = open_tables(reader, reading, options, name)
-    wanted = source.table_types.keys() & column_types(reader.schema(paths[0]), name).keys()
-    for path in paths[1:]:
-        columns = column_types(reader.schema(path), path)
-        if lacking := wanted.difference(columns):
-            raise DataError(
-                f"{display_name(path)}: expected the column {min(lacking)!r}, as in {name}, found "
-                f"{first_of(list(map(repr, columns)), 5)}; correct the file, or convert it by itself"
-            )
-    return source
+    return open_tables(reader, reading, options, display_name(paths[0]))

@@ -62,9 +62,10 @@ def row_batches(
     blocks = source.reader.blocks(Piece(""), source.table_types) if source.in_memory else None
     for block in blocks or ahead(source.blocks(pieces, first_line)):
         if encoding is not None:
-            from .table_columns import text_columns
+            from .table_columns import checked_columns
 
-            block = block._replace(content=text_columns(block.content, source.table_types, block.place(0)))
+            columns = checked_columns(block.content, source.table_types, block.place(0))
+            block = block._replace(content=columns)
         encoder.message = block.place
         label = _labels(source, block, numbered)
         weight = _weights(source, block) if source.weighted else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,8 +40,12 @@ def column_types(schema: pa.Schema, name: str) -> dict[str, str]:
     return types
 
 
-def text_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str) -> pa.RecordBatch:
-    """Return a record batch with columns of bytes as strings, where `types` has them so."""
+def checked_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str) -> pa.RecordBatch:
+    """Return a record batch that has the columns of `types`, those of bytes as strings where `types` has them so."""
+    if lacking := types.keys() - batch.schema.names:
+        raise DataError(
+            f"{place}: expected the column {min(lacking)!r}, as in the first rows, found {first_of(batch.schema.names, 5)}"
+        )
     for number, field in enumerate(batch.schema):
         if types.get(field.name) == "string" and type_name(field.type) in _BYTES:
             texts = _as_text(batch.column(number))
@@ -80,32 +84,27 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--category": options.category,
         "--features": tuple(column for column in options.features if _pair(column, types) is None),
     }
-    for option, columns in asked.items():
-        if lacking := [column for column in columns if column not in types]:
-            listed = first_of(list(types), 20)
-            raise UsageError(
-                f"{name}: expected a column {lacking[0]!r} ({option}), found {listed}; check the name"
-            )
     beside = [*filter(None, roles.values()), *options.drop]
     uses, chosen = Counter([*beside, *options.features]), options.features or types
     kept = [column for column in (options.id, options.fold) if column]
-    for columns, expected in (
-        ([column for column in types if uses[column] > 1], "one use of it, found two; leave it out of one"),
-        (
-            [column for column in options.category if column in beside or column not in chosen],
-            "a column that becomes a feature for --category, found another",
-        ),
-        (
-            [column for column in kept if types[column] not in _SINGLE],
-            "numbers, strings, booleans or times to keep beside the rows, found others",
-        ),
-        (
-            [column for column in kept if column in _OF_PREDICTIONS],
-            "another name than a column of predictions has; rename it",
-        ),
-    ):
-        if columns:
-            raise UsageError(f"{name}: column {columns[0]!r}: expected {expected}")
+
+    def refuse_first(columns: Iterable[str], expected: str) -> None:
+        for column in columns:
+            raise UsageError(f"{name}: column {column!r}: expected {expected}")
+
+    for option, columns in asked.items():
+        listed = first_of(list(types), 20)
+        lacking = (column for column in columns if column not in types)
+        refuse_first(lacking, f"one of the table ({option}), found {listed}; check the name")
+    refuse_first(
+        (column for column in types if uses[column] > 1), "one use of it, found two; leave it out of one"
+    )
+    others = (column for column in options.category if column in beside or column not in chosen)
+    refuse_first(others, "a column that becomes a feature for --category, found another")
+    odd = (column for column in kept if types[column] not in _SINGLE)
+    refuse_first(odd, "numbers, strings, booleans or times to keep beside the rows, found others")
+    taken = (column for column in kept if column in _OF_PREDICTIONS)
+    refuse_first(taken, "another name than a column of predictions has; rename it")
 
 
 def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:

@@ -29,6 +29,7 @@ _PAGE_BYTES = 1 << 20  # of writers' pages, by default
 _PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of the file tells how long they are
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
+_SMALLER_BATCHES = "write the file with smaller record batches, or uncompressed, or "
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _refusing_damage = partial(
@@ -270,16 +271,14 @@ class ArrowReader(FileReader):
         )
         for number, sample in enumerate(samples, piece.start + 1):
             place = f"{piece.path}: record batch {number}"
-            self._check_inflated(place, sum(widths) * sample.num_rows if _inflated(sample) else 0)
+            known = sum(widths) * sample.num_rows if _inflated(sample) else 0
+            self.check_fits(place, known, format_size(known), _SMALLER_BATCHES)
             batch = next(batches)
-            self._check_inflated(place, _inflated(batch))
+            size = _inflated(batch)
+            self.check_fits(place, size, format_size(size), _SMALLER_BATCHES)
             with _refusing_damage(piece.path):
                 batch.validate()
             yield mapped, batch
-
-    def _check_inflated(self, place: str, n_bytes: int) -> None:
-        advice = "write the file with smaller record batches, or uncompressed, or "
-        self.check_fits(place, n_bytes, format_size(n_bytes), advice)
 
 
 def _open_mapped(path: str, fields: Sequence[int] = ()) -> tuple[mmap.mmap, Any]:
