@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -66,35 +66,6 @@ def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, mo
     return LargestWeights(column, feature, weight, n_nonzero)
 
 
-class ClassWeights:
-    """The weights of a `Model` by class, in the source's units.
-
-    Attributes
-    ----------
-    labels : list
-        Of the columns, in the source's type: all classes, of two that share a vector the larger one; None for a model of
-        targets.
-    intercept : ndarray of float64, shape (columns,)
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._columns = None
-        self.labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
-        if model.is_binary:
-            self.labels = self.labels[1:]
-        elif not (
-            model.has_targets or LOSSES[model.loss].form == PLANES or model.choice.one_vector_per_class
-        ):
-            self._columns = model.choice.score_code()
-        self.intercept = model.intercept if self._columns is None else model.intercept @ self._columns
-
-    def blocks(self, *, scaled: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the weights as `weight_blocks` does, a column for every label; `scaled`, those of scaled features."""
-        scales = None if scaled else self._model.scaling.scales
-        return weight_blocks(self._model.kept_weights, scales, self._columns)
-
-
 def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.
 
@@ -124,14 +95,20 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
     """
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
-    by_class, scales = ClassWeights(model), model.scaling.scales
-    found = largest_weights(by_class.blocks(scaled=True), len(by_class.labels), top)
+    scales, columns = model.scaling.scales, None  # by which classes' weights are made of vectors
+    labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
+    if model.is_binary:
+        labels = labels[1:]
+    elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.choice.one_vector_per_class):
+        columns = model.choice.score_code()
+    intercept = model.intercept if columns is None else model.intercept @ columns
+    found = largest_weights(weight_blocks(model.kept_weights, columns=columns), len(labels), top)
     divisors = np.ones(found.feature.size) if scales is None else scales[found.feature]
     names, index = model.feature_names(found.feature), model.source_indices.of(found.feature)
     classes = [
         {
             "label": of,
-            "intercept": float(by_class.intercept[column]),
+            "intercept": float(intercept[column]),
             "n_nonzero": int(found.n_nonzero[column]),
             "weights": [
                 {
@@ -144,7 +121,7 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
                 for k in np.flatnonzero(found.column == column).tolist()
             ],
         }
-        for column, of in enumerate(by_class.labels)
+        for column, of in enumerate(labels)
     ]
     return {
         "kind": "weights",
@@ -179,25 +156,15 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str
 # What an L1 penalty leaves
 
 
-class Described(Protocol):
-    """Fields that a model and its file have in common: of the penalty, and of the labels."""
-
-    l1: float
-    l2: float
-    classes: Any
-    label_kind: str
-    class_names: list[str] | None
-
-
-def vector_labels(model: Described, n_vectors: int) -> list[Any]:
-    """Name the vectors of weights: by the labels that they are for, else by number."""
+def vector_labels(model: Any, n_vectors: int) -> list[Any]:
+    """Name the vectors of weights of a model, or of its file: by the labels that they are for, else by number."""
     labels = class_labels(np.asarray(model.classes).tolist(), model.label_kind, model.class_names)
     if n_vectors == len(labels):
         return labels
     return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
 
 
-def describe_support(model: Described, weights: np.ndarray | SparseWeights) -> dict[str, Any]:
+def describe_support(model: Any, weights: np.ndarray | SparseWeights) -> dict[str, Any]:
     """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
     if not model.l1:
         return {}
