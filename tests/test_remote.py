@@ -311,7 +311,7 @@ def test_a_web_server_is_read_with_ranges_or_without(
     near = converted(tmp_path / "web" / "a.txt", tmp_path / "near")
     assert converted(f"{address}/a.txt", tmp_path / "far", workers=2) == near
     assert converted(f"{address}/a.txt.gz", tmp_path / "unpacked") == near
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="expected files, found none"):
         converted(f"{address}/b.txt", tmp_path / "none")
 
 

@@ -8,7 +8,7 @@ import io
 import lzma
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 import streamcd
 from streamcd.conversion.byte_sources import expand
-from streamcd.conversion.libsvm import iterate_batches, write_rows
-from streamcd.conversion.sources import Piece, Reading, check_rows
+from streamcd.conversion.libsvm import LibsvmReader, write_rows
+from streamcd.conversion.rows import RowBatch
+from streamcd.conversion.sources import Reading, check_rows
 from streamcd.core.errors import DataError, UsageError
 from streamcd.core.parallel import AHEAD
 
@@ -34,6 +35,11 @@ class Parsed:
     counts: Any
 
 
+def batches_of(paths: list[str], reading: Reading) -> Generator[RowBatch, None, None]:
+    reader = LibsvmReader(paths, reading)
+    return reader.batches(reader.pieces())
+
+
 def parse(source: Any, **options: Any) -> Parsed:
     """All rows of a source; values in float64 unless said otherwise."""
     label: list[float] = []
@@ -41,7 +47,7 @@ def parse(source: Any, **options: Any) -> Parsed:
     counts: Any = None
     form = Reading(**{"value_dtype": np.float64, **options})
     paths = expand(source)[0]
-    for batch in iterate_batches([Piece(path) for path in paths], form):
+    for batch in batches_of(paths, form):
         found, counts = batch.rows, batch.counts
         assert found.source_row[0] == len(label)
         label += found.label.tolist()
@@ -464,11 +470,11 @@ def test_a_source_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_batches_count_the_bytes_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXT)
     (tmp_path / "b.gz").write_bytes(gzip.compress(TEXT))
-    ranges = [Piece(str(tmp_path / name)) for name in ("a", "b.gz")]
-    seen = [batch.bytes_read for batch in iterate_batches(ranges, Reading(block_bytes=5000))]
+    paths = [str(tmp_path / name) for name in ("a", "b.gz")]
+    seen = [batch.bytes_read for batch in batches_of(paths, Reading(block_bytes=5000))]
     assert seen == sorted(seen)
     assert len(seen) > 8
-    assert seen[-1] == sum(os.path.getsize(part.path) for part in ranges)
+    assert seen[-1] == sum(map(os.path.getsize, paths))
 
 
 def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
@@ -476,7 +482,7 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_bytes(TEXT * 10)
     before = set(threading.enumerate())
-    batches = iterate_batches([Piece(str(tmp_path / "a"))], Reading(block_bytes=1000))
+    batches = batches_of([str(tmp_path / "a")], Reading(block_bytes=1000))
     next(batches)
     assert set(threading.enumerate()) - before
     batches.close()
@@ -516,7 +522,7 @@ def test_batches_stay_while_the_next_are_parsed_though_texts_between_them_have_n
     for number, path in enumerate(paths):
         path.write_text("# none\n\n" if number % 3 == 2 else f"{number} {number + 1}:{number}.5\n")
     found: list[tuple[int, Any]] = []
-    batches = iterate_batches([Piece(str(path)) for path in paths], Reading())
+    batches = batches_of([*map(str, paths)], Reading())
     for number, batch in zip([0, 1, 3, 4, 6, 7], batches, strict=True):
         found.append((number, batch.rows))
         for earlier, rows in found[-1 - AHEAD :]:

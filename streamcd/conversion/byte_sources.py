@@ -12,19 +12,19 @@ import lzma
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.errors import DataError, UsageError, file_named
 from ..core.files import describe_set_aside
 from ..core.memory_budget import format_size
-from ..core.parallel import AHEAD, ahead
+from ..core.parallel import AHEAD
 from ..core.storage import Url, file_size, location, open_bytes
 from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_name, refusing_damage
 
@@ -46,13 +46,12 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
     skipped), glob patterns, URLs of any of these, or ``"-"`` for standard input. The second are the directories given, by
     their files.
     """
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
     paths: list[str] = []
     roots: dict[str, str] = {}
-    for source in given:
-        found = _expand(os.fspath(source))
+    for given in [sources] if isinstance(sources, str | Path) else sources:
+        found = _expand(source := os.fspath(given))
         if os.path.isdir(source):
-            roots |= dict.fromkeys(found, os.fspath(source))
+            roots |= dict.fromkeys(found, source)
         paths += found
     if not paths:
         raise UsageError(
@@ -66,12 +65,10 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
 def _expand(source: str) -> list[str]:
     if source == STANDARD_INPUT:
         return [source]
-    if isinstance(url := location(source), Url):
-        if not (there := url.expand()):
-            raise UsageError(f"no such file, folder or pattern of files: {source}; check the name")
-        return [str(file) for file in there]
-    path = Path(url if "://" in source else source)  # file:// is a path
-    if path.is_dir():
+    path = location(source)
+    if isinstance(path, Url):
+        found = [str(file) for file in path.expand()]
+    elif path.is_dir():
         if (path / "manifest.json").exists() and (path / "rows").is_dir():
             raise UsageError(
                 f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
@@ -79,7 +76,7 @@ def _expand(source: str) -> list[str]:
             )
         found = _visible(path.iterdir(), path) or _visible(path.rglob("*"), path)
     elif path.exists():
-        return [str(path)]
+        found = [str(path)]
     elif not glob.has_magic(str(path)):
         aside = describe_set_aside(path) or "; check the name"
         raise UsageError(f"no such file or directory: {source}{aside}")
@@ -139,8 +136,7 @@ class _Input(io.RawIOBase):
 
 @lru_cache(maxsize=1)
 def _standard_input(stdin: Any) -> _Input:
-    # closing the copy leaves the process's own standard input alone
-    return _Input(open(os.dup(stdin.fileno()), "rb", buffering=0))
+    return _Input(open(stdin.fileno(), "rb", buffering=0, closefd=False))
 
 
 def _open(piece: Piece) -> _Input:
@@ -159,14 +155,13 @@ def read_head(path: str, n_bytes: int, decoder_bytes: int) -> bytes:
     """Read the first bytes of the text of a file, decompressed; those of standard input can be read again."""
     raw = _open(Piece(path))
     if path == STANDARD_INPUT:
-        raw = _Input(io.BytesIO(raw.peek(n_bytes)))
-    text, size = bytearray(n_bytes), 0
-    # what is cut off, or damaged, ends here
-    with raw, suppress(EOFError, lzma.LZMAError, OSError), memoryview(text) as room:
+        raw = _Input(io.BytesIO(raw.peek(n_bytes + len(_BYTE_ORDER_MARK))))
+    text = bytearray()
+    with raw, suppress(EOFError, lzma.LZMAError, OSError):  # what is cut off, or damaged, ends here
         file = _decompressed(raw, path, decoder_bytes)
-        while size < n_bytes and (more := file.readinto(room[size : size + (1 << 14)])):
-            size += more
-    return bytes(text[:size])
+        while len(text) < n_bytes + len(_BYTE_ORDER_MARK) and (more := file.read(1 << 14)):
+            text += more
+    return bytes(text).removeprefix(_BYTE_ORDER_MARK)[:n_bytes]
 
 
 def is_compressed(path: str) -> bool:
@@ -175,7 +170,7 @@ def is_compressed(path: str) -> bool:
         return (file.read(6) or b"").startswith(tuple(_CODECS))
 
 
-class _XzStreams:
+class _XzStreams(io.RawIOBase):
     """Text of xz streams, one after another; `lzma.LZMAFile` takes a damaged one for the end of the file.
 
     A stream that asks for more than `memory_bytes`, most of it for its dictionary, is refused.
@@ -185,7 +180,7 @@ class _XzStreams:
         self._raw, self._name, self._memory_bytes = raw, name, memory_bytes
         self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory_bytes)
 
-    def readinto(self, view: memoryview) -> int:
+    def readinto(self, view: Any) -> int:
         text = b""
         while not text:
             given = b""
@@ -231,77 +226,14 @@ def _decompressed(raw: _Input, name: str, memory_bytes: int) -> Any:
 # Blocks of lines, read ahead
 
 
-@dataclass(frozen=True)
-class ByteBlock:
-    """Lines of one source: ``text[start:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
+class ByteBlock(NamedTuple):
+    """Lines of one source: ``text[:stop]``, which ends with a newline, followed by `PADDING` more bytes."""
 
     text: np.ndarray  # reused after the next block but one is requested
-    start: int
     stop: int
     name: str  # of the source, in messages
     first: bool  # of its source
     bytes_read: int  # of all sources so far; compressed where they are
-
-
-def last_line_end(buffer: bytearray, size: int) -> int:
-    """Return where the last whole line of a buffer's first bytes ends; 0 where none does."""
-    return buffer.rfind(b"\n", 0, size) + 1
-
-
-def read_blocks(
-    pieces: Sequence[Piece], reading: Reading, last_end: Callable[[bytearray, int], int] = last_line_end
-) -> Generator[ByteBlock, None, None]:
-    """Read pieces one after another in blocks of whole lines; an empty source gives one empty block.
-
-    Three blocks are in memory, besides what decompression takes; a block may grow for a line, and a decoder of xz take
-    memory, as far as `reading` allows. `last_end` finds the ends of lines, or of records. Buffers are used in turn.
-    """
-    block_bytes, most = reading.block_bytes, reading.max_line_bytes
-    bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
-    for piece in pieces:
-        name = display_name(piece.path)
-        with _open(piece) as raw:
-            file = _decompressed(raw, name, reading.decoder_bytes) if piece.stop is None else raw
-            tail, first, more = b"", piece.start == 0, True
-            while more:
-                buffer, size = buffers.popleft(), len(tail)
-                if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
-                    buffer = bytearray(max(size, block_bytes) + PADDING)
-                buffer[:size] = tail
-                while True:  # until the buffer holds the end of a line
-                    room = len(buffer) - PADDING
-                    with memoryview(buffer) as view:
-                        size += _fill(file, view[size:room], name)
-                    more = size == room
-                    if not more or (stop := last_end(buffer, size)):
-                        break
-                    if room >= most:
-                        raise DataError(
-                            f"{name}: expected lines of at most {format_size(most)} under this memory budget, found a "
-                            "longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
-                        )
-                    buffer = buffer + bytes(min(2 * room, most) - room)
-                buffers.append(buffer)
-                if not more:
-                    if size and buffer[size - 1] != 0x0A:
-                        buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
-                        size += 1
-                    stop = size
-                tail = bytes(memoryview(buffer)[stop:size])
-                start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-                text = np.frombuffer(buffer, np.uint8)
-                yield ByteBlock(text, start, stop, name, first, bytes_before + raw.n_bytes)
-                first = False
-            bytes_before += raw.n_bytes
-
-
-def _fill(file: Any, view: memoryview, name: str) -> int:
-    """Read until the view is full or the source ends; return the bytes read."""
-    filled, found = 0, "expected a whole compressed file, found a truncated or damaged one"
-    with refusing_damage((EOFError, lzma.LZMAError), found, name), file_named(name):
-        while filled < len(view) and (size := file.readinto(view[filled:])):
-            filled += size
-    return filled
 
 
 @dataclass(frozen=True)
@@ -334,16 +266,68 @@ class TextReader(Reader):
         return found
 
     def count(self, piece: Piece) -> Counted:
-        n_rows = n_lines = 0
-        whole = True
-        with closing(ahead(read_blocks([piece], self.reading, self.last_end))) as blocks:
-            for block in blocks:
-                rows, lines, whole = self.count_lines(block)
-                n_rows, n_lines = n_rows + rows, n_lines + lines
-        return Counted(n_rows, n_lines, whole)
+        n_rows, n_lines, whole = zip(*map(self.count_block, self.texts([piece])), strict=True)
+        return Counted(sum(n_rows), sum(n_lines), whole[-1])
 
-    def count_lines(self, block: ByteBlock) -> Counted:
+    def count_block(self, block: ByteBlock) -> Counted:
         """Count the rows and the lines of a block."""
         raise NotImplementedError
 
-    last_end = staticmethod(last_line_end)
+    def last_end(self, buffer: bytearray, size: int) -> int:
+        """Return where the last whole line, or record, of a buffer's first bytes ends; 0 where none does."""
+        return buffer.rfind(b"\n", 0, size) + 1
+
+    def texts(self, pieces: Sequence[Piece]) -> Generator[ByteBlock, None, None]:
+        """Read pieces one after another in blocks of whole lines; an empty source gives one empty block.
+
+        Three blocks are in memory, besides what decompression takes; a block may grow for a line, and a decoder of xz take
+        memory, as far as `reading` allows. Buffers are used in turn.
+        """
+        block_bytes, most = self.reading.block_bytes, self.reading.max_line_bytes
+        bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
+        for piece in pieces:
+            name, tail, first, more = display_name(piece.path), b"", piece.start == 0, True
+            with _open(piece) as raw:
+                file = _decompressed(raw, name, self.reading.decoder_bytes) if piece.stop is None else raw
+                while more:
+                    buffer, size = buffers.popleft(), len(tail)
+                    if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
+                        buffer = bytearray(max(size, block_bytes) + PADDING)
+                    buffer[:size] = tail
+                    while True:  # until the buffer holds the end of a line
+                        room = len(buffer) - PADDING
+                        size += _fill(file, buffer, slice(size, room), name)
+                        more = size == room
+                        if not more or (stop := self.last_end(buffer, size)):
+                            break
+                        if room >= most:
+                            raise DataError(
+                                f"{name}: expected lines of at most {format_size(most)} under this memory budget, found a "
+                                "longer one (a quote that is not closed?); give a larger --memory, or fewer --workers"
+                            )
+                        buffer = buffer + bytes(min(2 * room, most) - room)
+                    buffers.append(buffer)
+                    if not more:
+                        if size and buffer[size - 1] != 0x0A:
+                            buffer[size] = 0x0A  # the last line has no newline; there is room in the padding
+                            size += 1
+                        stop = size
+                    tail = bytes(memoryview(buffer)[stop:size])
+                    start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
+                    text, bytes_read = np.frombuffer(buffer, np.uint8)[start:], bytes_before + raw.n_bytes
+                    yield ByteBlock(text, stop - start, name, first, bytes_read)
+                    first = False
+                bytes_before += raw.n_bytes
+
+
+def _fill(file: Any, buffer: bytearray, part: slice, name: str) -> int:
+    """Read until a part of a buffer is full or the source ends; return the bytes read."""
+    filled, found = 0, "expected a whole compressed file, found a truncated or damaged one"
+    with (
+        refusing_damage((EOFError, lzma.LZMAError), found, name),
+        file_named(name),
+        memoryview(buffer)[part] as view,
+    ):
+        while filled < len(view) and (size := file.readinto(view[filled:])):
+            filled += size
+    return filled

@@ -18,7 +18,8 @@ import pyarrow.csv as csv
 from ..core.errors import DataError, refuse
 from ..core.parallel import ahead
 from ..dataset.arrow_columns import one_batch
-from .byte_sources import ByteBlock, TextReader, read_blocks, read_head
+from .byte_sources import ByteBlock, TextReader, read_head
+from .formats import delimiter_of
 from .sources import (
     FIRST_ROWS,
     MOST_BATCH_ROWS,
@@ -50,30 +51,25 @@ def record_starts(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     return starts[:-1][~blank], newlines, int(starts[-1])
 
 
-def _last_record_end(buffer: bytearray, size: int) -> int:
-    if buffer.find(b'"', 0, size) < 0:
-        return buffer.rfind(b"\n", 0, size) + 1
-    return record_starts(np.frombuffer(buffer, np.uint8, size))[2]
-
-
 @dataclass(frozen=True)
 class CsvReader(TextReader, TableReader):
     """Delimited text with a line of names."""
 
-    delimiter: str = ","
-
     is_text = True
-    last_end = staticmethod(_last_record_end)
 
-    def count_lines(self, block: ByteBlock) -> Counted:
-        starts, newlines, end = record_starts(block.text[block.start : block.stop])
-        return Counted(max(starts.size - block.first, 0), newlines.size, end == block.stop - block.start)
+    def last_end(self, buffer: bytearray, size: int) -> int:
+        if buffer.find(b'"', 0, size) < 0:
+            return super().last_end(buffer, size)
+        return record_starts(np.frombuffer(buffer, np.uint8, size))[2]
+
+    def count_block(self, block: ByteBlock) -> Counted:
+        starts, newlines, end = record_starts(block.text[: block.stop])
+        return Counted(max(starts.size - block.first, 0), newlines.size, end == block.stop)
 
     def renamed(self) -> dict[str, str]:
-        names, header, _ = self._header(self.paths[0])
         return {
             name: f"the header has {found!r} twice" if found else "the header has no name for it"
-            for name, found in zip(names, header, strict=True)
+            for name, found in self._headers[self.paths[0]][0].items()
             if name != found
         }
 
@@ -87,33 +83,30 @@ class CsvReader(TextReader, TableReader):
     def _first_table(self) -> pa.Table:
         """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
-        (names, _, start), text = self._header(path), self._sample(path)
-        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == SAMPLE_BYTES else 0
-        rows = text[start : end or len(text)] + b"\n"
-        found, newlines, _ = record_starts(np.frombuffer(rows, np.uint8))
-        if not found.size:
-            return pa.table({name: pa.nulls(0) for name in names})
-        lines = text.count(b"\n", 0, start) + 1 + np.searchsorted(newlines, found)
-        return self._read(rows, names, names, {}, Block(display_name(path), 0, None, lines=lines))
+        (names, start), text = self._headers[path], self._sample(path)
+        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == SAMPLE_BYTES else len(text)
+        rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
+        return self._read(rows, path, list(names), {}, line)[0]
 
     def _sample(self, path: str) -> bytes:
         return read_head(path, SAMPLE_BYTES, self.reading.decoder_bytes)
 
     @cached_property
-    def _headers(self) -> dict[str, tuple[list[str], list[str], int]]:
-        return {}
+    def _delimiter(self) -> str:
+        return delimiter_of(self._sample(self.paths[0])) or ","
 
-    def _header(self, path: str) -> tuple[list[str], list[str], int]:
-        """Return the names of the columns, those in the first line, and its end."""
-        if path in self._headers:
-            return self._headers[path]
-        text = self._sample(path)
+    @cached_property
+    def _headers(self) -> dict[str, tuple[dict[str, str], int]]:
+        """The names of each file's columns, with their texts in the first line, and its end."""
+        return {path: self._header(path) for path in self.paths}
+
+    def _header(self, path: str) -> tuple[dict[str, str], int]:
+        text, found = self._sample(path), list[str]()
         starts = record_starts(np.frombuffer(text + b"\n", np.uint8))[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
-        line = text[first:stop].removeprefix(b"\xef\xbb\xbf")
-        found: list[str] = []
+        line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
-            found = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self.delimiter, strict=True))
+            found = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
         refuse(
             DataError,
             (
@@ -126,33 +119,28 @@ class CsvReader(TextReader, TableReader):
                 f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names",
             ),
         )
-        names = [name.strip() for name in found]
-        self._headers[path] = [*_numbered(names)], names, stop
-        return self._headers[path]
+        return _numbered([name.strip() for name in found]), stop
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
+        names, header_end = self._headers[piece.path]
         arrow = {
             name: self._time_type(name) if kind == "time" else numbers.get(kind, pa.large_string())
             for name, kind in types.items()
+            if name in names
         }
-        names, _, header_end = self._header(piece.path)
-        known, line = set(names), first_line
-        chosen = [name for name in arrow if name in known]
-        with closing(ahead(read_blocks([piece], self.reading, self.last_end))) as texts:
+        line = first_line
+        with closing(ahead(self.texts([piece]))) as texts:
             for text in texts:
-                start = header_end if text.first else text.start
+                start, row = header_end if text.first else 0, 0
+                line += int(np.count_nonzero(text.text[:start] == 0x0A))
                 records = text.text[start : text.stop]
-                line += int(np.count_nonzero(text.text[text.start : start] == 0x0A))
-                starts, newlines, _ = record_starts(records)
-                if starts.size:
-                    lines, row = line + 1 + np.searchsorted(newlines, starts), 0
-                    block = Block(text.name, 0, None, text.bytes_read, lines=lines)
-                    table = self._read(records, names, chosen, arrow, block)
-                    for batch in table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]:
-                        yield block._replace(content=batch, lines=lines[min(row, lines.size - 1) :])
-                        row += batch.num_rows
-                line += newlines.size
+                table, lines, n_lines = self._read(records, piece.path, [*arrow], arrow, line)
+                batches = table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]
+                for batch in batches if lines.size else []:
+                    yield Block(text.name, 0, batch, text.bytes_read, lines=lines[min(row, lines.size - 1) :])
+                    row += batch.num_rows
+                line += n_lines
 
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
@@ -165,11 +153,19 @@ class CsvReader(TextReader, TableReader):
         return pa.timestamp("us")
 
     def _read(
-        self, text: Any, names: list[str], chosen: list[str], types: Mapping[str, pa.DataType], block: Block
-    ) -> pa.Table:
-        """Read the columns `chosen` from text without its line of names, that of `block`."""
-        buffer, columns = pa.py_buffer(text), list[Any]()
-        parse = csv.ParseOptions(delimiter=self.delimiter)
+        self, text: np.ndarray, path: str, chosen: list[str], types: Mapping[str, pa.DataType], line: int
+    ) -> tuple[pa.Table, np.ndarray, int]:
+        """Read columns from text of a file, without its line of names, after so many lines of it.
+
+        Also returns the lines of the rows, and the number of all lines.
+        """
+        starts, newlines, _ = record_starts(text)
+        if not starts.size:
+            return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
+        lines = line + 1 + np.searchsorted(newlines, starts)
+        place = Block(display_name(path), 0, None, lines=lines).place
+        buffer, columns, names = pa.py_buffer(text), list[Any](), [*self._headers[path][0]]
+        parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(
                 null_values=NULLS,
@@ -189,21 +185,20 @@ class CsvReader(TextReader, TableReader):
                 except pa.ArrowInvalid as error:
                     if not threads:
                         new = self.reading.encoding is None
-                        raise DataError(_complaint(str(error), names, block.place, new)) from None
-        return pa.Table.from_arrays(columns, chosen)
+                        raise DataError(_complaint(str(error), names, place, new)) from None
+        return pa.Table.from_arrays(columns, chosen), lines, newlines.size
 
 
-def _numbered(names: Sequence[str]) -> Iterator[str]:
+def _numbered(header: Sequence[str]) -> dict[str, str]:
     """Number the names that stand twice, from the second on, and name the columns without one by their place."""
-    taken = set(names)
-    seen: set[str] = set()
-    for place, name in enumerate(names, 1):
-        found, number = name or f"column {place}", 0
-        while found in seen or (found != name and found in taken):
+    taken, names = set(header), dict[str, str]()
+    for place, text in enumerate(header, 1):
+        name, number = text or f"column {place}", 0
+        while name in names or (name != text and name in taken):
             number += 1
-            found = f"{name}.{number}"
-        seen.add(found)
-        yield found
+            name = f"{text}.{number}"
+        names[name] = text
+    return names
 
 
 def _complaint(error: str, names: list[str], place: Callable[[int], str], new: bool) -> str:

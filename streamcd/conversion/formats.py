@@ -63,7 +63,7 @@ def recognise(path: str, decoder_bytes: int) -> str:
 
 def delimiter_of(text: bytes) -> str | None:
     """Return the delimiter of a table's first line; None for a line of libsvm text, or of a single word."""
-    lines = text.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").splitlines()
+    lines = text.decode("utf-8", errors="replace").splitlines()
     line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):
         return None
@@ -147,8 +147,7 @@ def _open_tables(
     if format == "csv":
         from .delimited import CsvReader
 
-        text = read_head(paths[0], _HEAD_BYTES, reading.decoder_bytes)
-        reader = CsvReader(paths, reading, delimiter_of(text) or ",")
+        reader = CsvReader(paths, reading)
     else:
         from .tables import ArrowReader, ParquetReader, partitions_of
 

@@ -1,7 +1,7 @@
 """libsvm text: a parser over blocks of bytes, and a writer.
 
 A line is ``label index:value index:value …``. Numbers are parsed like Python's ``float()`` (correctly rounded float64)
-before they are cast to the dtype asked for. `iterate_batches` documents the text that is accepted, and the errors.
+before they are cast to the dtype asked for. `LibsvmReader.batches` documents the text that is accepted, and the errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..core.errors import DataError, shortened
 from ..core.parallel import AHEAD, ahead
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, TextReader, expand, read_blocks
+from .byte_sources import ByteBlock, TextReader, expand
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import Counted, Piece, Reading, check_rows
 
@@ -30,58 +30,57 @@ from .sources import Counted, Piece, Reading, check_rows
 class LibsvmReader(TextReader):
     """Reader of libsvm text."""
 
-    def count_lines(self, block: ByteBlock) -> Counted:
-        return Counted(*kernels.count_lines(block.text, block.start, block.stop))
+    def count_block(self, block: ByteBlock) -> Counted:
+        return Counted(*kernels.count_lines(block.text, 0, block.stop))
 
+    def batches(
+        self, pieces: Sequence[Piece], first_row: int = 0, first_line: int = 0
+    ) -> Generator[RowBatch, None, None]:
+        """Parse consecutive pieces, after so many rows of the input, and lines of the first file.
 
-def iterate_batches(
-    pieces: Sequence[Piece], reading: Reading, first_row: int = 0, first_line: int = 0
-) -> Generator[RowBatch, None, None]:
-    """Parse libsvm text: consecutive pieces, after so many rows of the input, and lines of the first file.
-
-    Taken: LF or CRLF; blank lines; comments after ``#``; rows without entries; any number of spaces and tabs; a last
-    line without newline; a UTF-8 byte order mark; labels and values as decimal numbers with or without exponent;
-    ``qid:n`` (skipped). Entries that are zero, in the text or in the type of the values, are dropped and counted.
-    Refused, by file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
-    the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
-    """
-    counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
-    value_dtype = np.dtype(reading.value_dtype)
-    bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
-    allowed = kernels.Allowed(*bounds, reading.needs_label)
-    with closing(ahead(read_blocks(pieces, reading))) as blocks:
-        for block in blocks:
-            n_bytes = max(block.stop - block.start, reading.block_bytes)
-            if not rooms or n_bytes > 4 * rooms[0].feature.size:
-                rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
-            state = np.zeros(kernels.N_STATE, np.int64)
-            state[kernels.POSITION], state[kernels.LINE] = block.start, 0 if block.first else line
-            state[kernels.LAST], state[kernels.KNOWN] = kernels.LINE_START, -1
-            state[kernels.MAX_SEEN] = counts.max_index
-            status, known = kernels.FULL, 0.0
-            while status in (kernels.FULL, kernels.FLOAT):
-                status = int(kernels.parse_lines(block.text, block.stop, state, rooms[0], allowed, known))
-                if status == kernels.FLOAT:
-                    known = float(_token(block, state))
-                    state[kernels.KNOWN] = state[kernels.TOKEN]
-                    continue
-                if status not in (kernels.END, kernels.FULL):
-                    message = _complaint(status, _token(block, state), state, allowed, value_dtype)
-                    raise DataError(f"{block.name}:{state[kernels.LINE] + 1}: {message}")
-                n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
-                start = first_row + counts.n_rows
-                counts.add(Counts(*[*state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX])]))
-                if state[kernels.MAX_SEEN] > counts.max_index:
-                    counts.max_index = int(state[kernels.MAX_SEEN])
-                    counts.max_location = f"{block.name}:{state[kernels.MAX_LINE] + 1}"
-                state[kernels.COUNTED] = 0
-                if n_rows:
-                    label, indptr, index, value = rooms[0]
-                    entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
-                    rows = Rows(np.arange(start, start + n_rows), label[:n_rows], None, *entries)
-                    yield RowBatch(rows, block.bytes_read, replace(counts))
-                    rooms.rotate(-1)  # a text without rows takes none
-            line = int(state[kernels.LINE])
+        Taken: LF or CRLF; blank lines; comments after ``#``; rows without entries; any number of spaces and tabs; a last
+        line without newline; a UTF-8 byte order mark; labels and values as decimal numbers with or without exponent;
+        ``qid:n`` (skipped). Entries that are zero, in the text or in the type of the values, are dropped and counted.
+        Refused, by file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
+        the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
+        """
+        counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
+        reading, value_dtype = self.reading, np.dtype(self.reading.value_dtype)
+        bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
+        allowed = kernels.Allowed(*bounds, reading.needs_label)
+        with closing(ahead(self.texts(pieces))) as blocks:
+            for block in blocks:
+                n_bytes = max(block.stop, reading.block_bytes)
+                if not rooms or n_bytes > 4 * rooms[0].feature.size:
+                    rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
+                state = np.zeros(kernels.N_STATE, np.int64)
+                state[kernels.LINE] = 0 if block.first else line
+                state[kernels.LAST], state[kernels.KNOWN] = kernels.LINE_START, -1
+                state[kernels.MAX_SEEN] = counts.max_index
+                status, known = kernels.FULL, 0.0
+                while status in (kernels.FULL, kernels.FLOAT):
+                    status = int(kernels.parse_lines(block.text, block.stop, state, rooms[0], allowed, known))
+                    if status == kernels.FLOAT:
+                        known = float(_token(block, state))
+                        state[kernels.KNOWN] = state[kernels.TOKEN]
+                        continue
+                    if status not in (kernels.END, kernels.FULL):
+                        message = _complaint(status, _token(block, state), state, allowed, value_dtype)
+                        raise DataError(f"{block.name}:{state[kernels.LINE] + 1}: {message}")
+                    n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
+                    numbers = np.arange(n_rows) + first_row + counts.n_rows
+                    largest = int(state[kernels.MAX_SEEN]), f"{block.name}:{state[kernels.MAX_LINE] + 1}"
+                    found = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
+                    counts.add(Counts(*found))
+                    state[kernels.COUNTED] = 0
+                    if n_rows:
+                        label, indptr, index, value = rooms[0]
+                        entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
+                        yield RowBatch(
+                            Rows(numbers, label[:n_rows], None, *entries), block.bytes_read, replace(counts)
+                        )
+                        rooms.rotate(-1)  # a text without rows takes none
+                line = int(state[kernels.LINE])
 
 
 def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
@@ -136,8 +135,9 @@ def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) 
     # a line with a number and nothing else is a row of libsvm text that has only a label
     reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
     paths, n_weights = expand(path)[0], 0
+    reader = LibsvmReader(paths, reading)
     with open(out, "wb") as file:
-        for batch in iterate_batches([Piece(name) for name in paths], reading):
+        for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label
             bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:

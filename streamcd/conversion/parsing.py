@@ -44,9 +44,7 @@ def row_batches(
     """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
     encoding, reading = source.encoding, source.reading
     if source.made_from == LIBSVM:
-        from .libsvm import iterate_batches  # the parser's kernels: only where there is text
-
-        yield from iterate_batches(pieces, reading, first_row, first_line)
+        yield from source.reader.batches(pieces, first_row, first_line)
         return
     encoder: Any
     dtype, first_index, ignore = reading.value_dtype, reading.index_base or 0, reading.ignore_beyond
