@@ -32,6 +32,7 @@ from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources, external_shuffle
 from streamcd.conversion.external_shuffle import cut_chunks
+from streamcd.conversion.formats import expand
 from streamcd.conversion.libsvm import LibsvmReader
 from streamcd.conversion.sources import Reading
 from streamcd.core import files
@@ -424,7 +425,7 @@ def test_ranges_are_the_whole_in_order(
         assert [part.start for part in ranges] == [0, *stops[:-1]]
         assert stops[-1] == len(text)
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
-    paths = byte_sources.expand(several_files)[0]
+    paths = expand(several_files)[0]
     assert [part.path for part in LibsvmReader(paths, Reading()).pieces(2)] == paths
 
 

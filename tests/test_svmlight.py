@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamcd
-from streamcd.conversion.byte_sources import expand
+from streamcd.conversion.formats import expand
 from streamcd.conversion.libsvm import LibsvmReader, write_rows
 from streamcd.conversion.rows import RowBatch
 from streamcd.conversion.sources import Reading, check_rows

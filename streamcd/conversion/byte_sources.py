@@ -1,4 +1,4 @@
-"""Input as bytes: files, folders, globs, URLs, standard input, compressed or not, in blocks that end where a line ends.
+"""Text of files, URLs and standard input, compressed or not, in blocks that end where a line ends.
 
 A thread reads and decompresses ahead of the parser, into a fixed set of buffers, so memory is bounded by the size of a block
 and by the longest line.
@@ -6,26 +6,23 @@ and by the longest line.
 
 from __future__ import annotations
 
-import glob
 import io
 import lzma
-import os
+import re
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError, UsageError, file_named
-from ..core.files import describe_set_aside
+from ..core.errors import DataError, file_named
 from ..core.memory_budget import format_size
 from ..core.parallel import AHEAD
-from ..core.storage import Url, file_size, location, open_bytes
+from ..core.storage import file_size, open_bytes
 from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_name, refusing_damage
 
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
@@ -37,67 +34,8 @@ PADDING = 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_READ_BYTES = 1 << 18
-
-
-def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
-    """List the files of the sources, in an order that does not depend on the file system; also where each was found.
-
-    Sources are files, directories (the files in them, or if there are none those in their folders; hidden ones are
-    skipped), glob patterns, URLs of any of these, or ``"-"`` for standard input. The second are the directories given, by
-    their files.
-    """
-    paths: list[str] = []
-    roots: dict[str, str] = {}
-    for given in [sources] if isinstance(sources, str | Path) else sources:
-        found = _expand(source := os.fspath(given))
-        if os.path.isdir(source):
-            roots |= dict.fromkeys(found, source)
-        paths += found
-    if not paths:
-        raise UsageError(
-            "expected at least one source, found none; name files, directories, globs or - for standard input"
-        )
-    if paths.count(STANDARD_INPUT) > 1:
-        raise UsageError("standard input (-) can be read once only, found it twice among the sources")
-    return paths, roots
-
-
-def _expand(source: str) -> list[str]:
-    if source == STANDARD_INPUT:
-        return [source]
-    path = location(source)
-    if isinstance(path, Url):
-        found = [str(file) for file in path.expand()]
-    elif path.is_dir():
-        if (path / "manifest.json").exists() and (path / "rows").is_dir():
-            raise UsageError(
-                f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
-                "of it, and train, evaluate and predict take it as it is"
-            )
-        found = _visible(path.iterdir(), path) or _visible(path.rglob("*"), path)
-    elif path.exists():
-        found = [str(path)]
-    elif not glob.has_magic(str(path)):
-        aside = describe_set_aside(path) or "; check the name"
-        raise UsageError(f"no such file or directory: {source}{aside}")
-    else:
-        # a pattern of pathlib's does not follow symbolic links, which may lead back
-        pattern = path / "*" if path.name == "**" else path
-        above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
-        found = _visible(above.glob(str(pattern.relative_to(above))), above, ".")
-    if not found:
-        raise UsageError(f"expected files, found none: {source}; check the name, or the pattern")
-    return found
-
-
-def _visible(paths: Iterable[Path], root: Path, hidden: str = "._") -> list[str]:
-    """Sort the names of files, but those hidden by a first letter of their own, or of a folder below `root`."""
-    n = len(root.parts)
-    return sorted(
-        str(path)
-        for path in paths
-        if not any(part.startswith(tuple(hidden)) for part in path.parts[n:]) and not path.is_dir()
-    )
+_DELIMITERS = ",;\t|"
+_LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -168,6 +106,17 @@ def is_compressed(path: str) -> bool:
     """Return whether a file is compressed, by its first bytes."""
     with open_bytes(path) as file:
         return (file.read(6) or b"").startswith(tuple(_CODECS))
+
+
+def delimiter_of(text: bytes) -> str | None:
+    """Return the delimiter of a table's first line; None for a line of libsvm text, or of a single word."""
+    lines = text.decode("utf-8", errors="replace").splitlines()
+    line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):
+        return None
+    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
 
 
 class _XzStreams(io.RawIOBase):

@@ -20,8 +20,7 @@ from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import indices_of
 from ..models.encoding import encoding_of
-from .byte_sources import expand
-from .formats import open_source
+from .formats import expand, open_source
 from .options import ConvertOptions
 from .pipeline import Conversion, Like, Plan
 from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes

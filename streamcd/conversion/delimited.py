@@ -18,8 +18,7 @@ import pyarrow.csv as csv
 from ..core.errors import DataError, refuse
 from ..core.parallel import ahead
 from ..dataset.arrow_columns import one_batch
-from .byte_sources import ByteBlock, TextReader, read_head
-from .formats import delimiter_of
+from .byte_sources import ByteBlock, TextReader, delimiter_of, read_head
 from .sources import (
     FIRST_ROWS,
     MOST_BATCH_ROWS,

@@ -1,16 +1,18 @@
-"""Formats of sources, recognised by content, and the source of rows for each."""
+"""Files, folders, globs and URLs; their formats, recognised by content, and the source of rows for each."""
 
 from __future__ import annotations
 
+import glob
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import DataError, UsageError, first_of, refuse
-from ..core.storage import is_url
-from .byte_sources import is_compressed, read_head
+from ..core.files import describe_set_aside
+from ..core.storage import Url, is_url, location
+from .byte_sources import delimiter_of, is_compressed, read_head
 from .options import TableOptions
 from .sources import LIBSVM, STANDARD_INPUT, Reading, Source, display_name, open_tables, total_bytes
 
@@ -34,8 +36,67 @@ _FOREIGN = (
     (b"<", "HTML or XML"),
 )
 _HEAD_BYTES, _BINARY_BYTES = 1 << 20, 1 << 10
-_DELIMITERS = ",;\t|"
-_LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
+
+
+def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+    """List the files of the sources, in an order that does not depend on the file system; also where each was found.
+
+    Sources are files, directories (the files in them, or if there are none those in their folders; hidden ones are
+    skipped), glob patterns, URLs of any of these, or ``"-"`` for standard input. The second are the directories given, by
+    their files.
+    """
+    paths: list[str] = []
+    roots: dict[str, str] = {}
+    for given in [sources] if isinstance(sources, str | Path) else sources:
+        found = _expand(source := os.fspath(given))
+        if os.path.isdir(source):
+            roots |= dict.fromkeys(found, source)
+        paths += found
+    if not paths:
+        raise UsageError(
+            "expected at least one source, found none; name files, directories, globs or - for standard input"
+        )
+    if paths.count(STANDARD_INPUT) > 1:
+        raise UsageError("standard input (-) can be read once only, found it twice among the sources")
+    return paths, roots
+
+
+def _expand(source: str) -> list[str]:
+    if source == STANDARD_INPUT:
+        return [source]
+    path = location(source)
+    if isinstance(path, Url):
+        found = [str(file) for file in path.expand()]
+    elif path.is_dir():
+        if (path / "manifest.json").exists() and (path / "rows").is_dir():
+            raise UsageError(
+                f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
+                "of it, and train, evaluate and predict take it as it is"
+            )
+        found = _visible(path.iterdir(), path) or _visible(path.rglob("*"), path)
+    elif path.exists():
+        found = [str(path)]
+    elif not glob.has_magic(str(path)):
+        aside = describe_set_aside(path) or "; check the name"
+        raise UsageError(f"no such file or directory: {source}{aside}")
+    else:
+        # a pattern of pathlib's does not follow symbolic links, which may lead back
+        pattern = path / "*" if path.name == "**" else path
+        above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
+        found = _visible(above.glob(str(pattern.relative_to(above))), above, ".")
+    if not found:
+        raise UsageError(f"expected files, found none: {source}; check the name, or the pattern")
+    return found
+
+
+def _visible(paths: Iterable[Path], root: Path, hidden: str = "._") -> list[str]:
+    """Sort the names of files, but those hidden by a first letter of their own, or of a folder below `root`."""
+    n = len(root.parts)
+    return sorted(
+        str(path)
+        for path in paths
+        if not any(part.startswith(tuple(hidden)) for part in path.parts[n:]) and not path.is_dir()
+    )
 
 
 def recognise(path: str, decoder_bytes: int) -> str:
@@ -59,17 +120,6 @@ def recognise(path: str, decoder_bytes: int) -> str:
             "write it as one of these"
         )
     return known[0] if known else "csv" if delimiter_of(text) else "libsvm"
-
-
-def delimiter_of(text: bytes) -> str | None:
-    """Return the delimiter of a table's first line; None for a line of libsvm text, or of a single word."""
-    lines = text.decode("utf-8", errors="replace").splitlines()
-    line = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
-    if any(_LIBSVM_TOKEN.match(token) for token in line.split()[:2]):
-        return None
-    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
-    most = max(counts, key=counts.__getitem__)
-    return most if counts[most] else None
 
 
 def open_source(

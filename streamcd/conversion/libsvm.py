@@ -15,11 +15,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..core.errors import DataError, shortened
+from ..core.errors import DataError, first_of, shortened
 from ..core.parallel import AHEAD, ahead
 from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
-from .byte_sources import ByteBlock, TextReader, expand
+from .byte_sources import ByteBlock, TextReader
 from .rows import Counts, RowBatch, Rows, are_weights
 from .sources import Counted, Piece, Reading, check_rows
 
@@ -130,19 +130,17 @@ def _token(block: ByteBlock, state: np.ndarray) -> str:
     return block.text[start : max(stop, start + 1)].tobytes().decode("utf-8", errors="replace")
 
 
-def copy_weights(path: str, out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
+def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)
-    paths, n_weights = expand(path)[0], 0
-    reader = LibsvmReader(paths, reading)
+    reader, n_weights = LibsvmReader(paths, Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)), 0
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label
             bad = np.flatnonzero(~are_weights(weight) | (np.diff(batch.rows.indptr) > 0))
             if bad.size:
                 raise DataError(
-                    f"{path}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
+                    f"{first_of(paths, 3)}: expected a weight a line, 0 or from {LEAST_WEIGHT:g} to {1 / LEAST_WEIGHT:g}, "
                     f"found something else at row {int(batch.rows.source_row[bad[0]]) + 1}; correct the line"
                 )
             weight.tofile(file)

@@ -41,6 +41,7 @@ from .external_shuffle import (
     pass_over,
 )
 from .feature_statistics import LabelCounts, Summing, read_sums, save_means, save_scales, statistics_of
+from .formats import expand
 from .libsvm import copy_weights
 from .numbering import Numbering, merge_strings, read_merged
 from .options import ConvertOptions
@@ -148,7 +149,7 @@ class Conversion:
         source, options, plan, work, weights = self.source, self.options, self.plan, self.work, None
         if options.weights is not None:
             name, path, reading = str(options.weights), work / "weights", source.reading
-            copying = (name, path, reading.max_line_bytes, reading.decoder_bytes)
+            copying = (expand(name)[0], path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
             counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
             if counted not in (0, weights.n_weights):

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ..conversion.byte_sources import expand
+from ..conversion.formats import expand
 from ..core.errors import UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Records
 from ..core.files import check_output, replacing, scratch_directory

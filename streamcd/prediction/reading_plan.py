@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import expand, is_compressed
-from ..conversion.formats import open_source
+from ..conversion.byte_sources import is_compressed
+from ..conversion.formats import expand, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 from ..core.errors import ModelError
