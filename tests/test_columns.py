@@ -17,6 +17,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import (
     NAMED,
+    checksum,
     column_of,
     feature_statistics,
     random_rows,
@@ -29,7 +30,6 @@ from streamcd import open as open_dataset
 from streamcd.conversion import staging, transpose
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.files import write_metadata
-from streamcd.dataset.arrow_columns import file_checksum
 from streamcd.dataset.schema import COLUMN_LAYOUT
 
 SMALL = {"chunk_size": 200, "shard_size": 1500}
@@ -269,7 +269,7 @@ def test_verify_finds_what_is_wrong_in_a_sound_file(dataset: Dataset, column: st
                     place, group.schema.field(place), pa.array(changed).cast(group.schema.types[place])
                 )
             writer.write_table(group)
-    part |= {"entries_bytes": path.stat().st_size, "entries_checksum": file_checksum(path)}
+    part |= {"entries_bytes": path.stat().st_size, "entries_checksum": checksum(path)}
     manifest = {
         **columns.manifest,
         "chunks": columns.manifest["chunks"]

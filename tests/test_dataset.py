@@ -17,6 +17,7 @@ import pytest
 import scipy.sparse as sp
 from small_datasets import (
     NAMED,
+    checksum,
     feature_statistics,
     multiclass,
     random_rows,
@@ -29,7 +30,6 @@ from streamcd import Dataset, StreamcdError, convert, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.files import write_metadata
-from streamcd.dataset.arrow_columns import file_checksum
 from streamcd.dataset.schema import ROW_LAYOUT
 from tools.chunk_writer import ChunkWriter
 
@@ -413,7 +413,7 @@ def test_a_part_with_too_few_row_groups_is_named(dataset: Dataset, tmp_path: Pat
         manifest = json.loads((dataset.path / "manifest.json").read_text())
         manifest["parts"][1] |= {
             f"{table}_bytes": path.stat().st_size,
-            f"{table}_checksum": file_checksum(path),
+            f"{table}_checksum": checksum(path),
         }
         short = with_manifest(dataset.path, manifest)
         with pytest.raises(DatasetError, match=path.name):
@@ -504,7 +504,7 @@ def forge(dataset: Dataset, table: str, change: Change, *, part: int = 0, group:
     manifest = json.loads((dataset.path / "manifest.json").read_text())
     manifest["parts"][part] |= {
         f"{table}_bytes": path.stat().st_size,
-        f"{table}_checksum": file_checksum(path),
+        f"{table}_checksum": checksum(path),
     }
     manifest["chunks"] |= record_chunk_checksums(dataset.path, manifest["parts"])
     return with_manifest(dataset.path, manifest)
@@ -644,7 +644,7 @@ def test_a_chunk_of_a_part_that_there_is_not_is_refused(dataset: Dataset) -> Non
     part[-1] = 2
     pq.write_table(table.set_column(0, table.schema.field("part"), pa.array(part)), path)
     manifest = json.loads((dataset.path / "manifest.json").read_text())
-    manifest["chunks"] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+    manifest["chunks"] = {"bytes": path.stat().st_size, "checksum": checksum(path)}
     with pytest.raises(DatasetError, match=r"chunks\.parquet: a part that the manifest does not list"):
         with_manifest(dataset.path, manifest)
 
