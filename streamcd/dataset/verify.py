@@ -40,10 +40,8 @@ class _Part:
     # sum of 64-bit hashes of the rows' numbers in the source, less those of their own: 0 for the same numbers in another
     # order, and for others with probability 2⁻⁶⁴
     sources: int = 0
-    # of targets the least and greatest of every chunk
-    labels: Counter[float] = field(default_factory=Counter)
-    keys: list[tuple[int, int]] = field(default_factory=list)
-    """Feature and row of the first and last entry of every chunk."""
+    labels: Counter[float] = field(default_factory=Counter)  # of targets the ends of every chunk
+    keys: list[tuple[int, int]] = field(default_factory=list)  # of the first and last entry of every chunk
 
 
 def verify(
