@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DatasetError
-from ..core.memory_budget import parse_size, require
+from ..core.memory_budget import parse_size
 from ..core.options import Listener
 from ..core.parallel import Pool, memory_per_worker
 from ..kernels import primitives
@@ -85,10 +85,8 @@ def _check(table: ChunkedTable, pool: Pool, budget: int | None, phase: str) -> t
         "the largest chunk": _CHECK_BYTES * int(size.max(initial=0)),
         "chunk tables": 2 * _CHECK_BYTES * table.n_chunks,
     }
-    if budget is not None and pool.n_workers > 1:
+    if budget is not None:
         memory_per_worker(budget, pool.n_workers, needs)
-    elif budget is not None:
-        require(budget, needs)
     problems = [*_damaged_files(table, {**table.manifest, "parts": []})]
     sizes = [record["entries_bytes"] for record in table.manifest["parts"]]
     tasks = [(table, part) for part in range(table.n_shards)]

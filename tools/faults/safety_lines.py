@@ -190,7 +190,8 @@ conversion/convert.py
         ~ convert options_that_make_no_sense_are_refused
         > left = memory
 dataset/verify.py
-    require(budget, needs) ~ dataset verify_refuses_a_budget_that_is_too_small
+    memory_per_worker(budget, pool.n_workers, needs)
+        ~ dataset verify_refuses_a_budget_that_is_too_small
 """
 """By module: a line of it, ``@`` and the function, class or method that it is in where it is there more than once, ``~`` and
 the test, below ``tests`` (``durable`` is the test of power cuts, by what was written), and ``>`` with what stands in the
