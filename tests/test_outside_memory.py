@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import scipy.sparse as sp
 
@@ -102,3 +105,16 @@ def test_predictions_and_evaluations_stay_within_their_memory(data: Path, tmp_pa
     found = command(tmp_path, "evaluate", data, tmp_path / "run")
     assert found["n_rows"] == ROWS
     assert found["accuracy"] > 0.55
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_of_500_columns_is_converted_within_its_memory(tmp_path: Path, kind: str) -> None:
+    rng, n_rows = np.random.default_rng(0), 30_000
+    columns = {f"c{number}": rng.integers(-999, 1000, n_rows) / 64 for number in range(500)}
+    table = pa.table(columns | {"y": rng.integers(0, 2, n_rows)})
+    if kind == "csv":
+        pa.csv.write_csv(table, tmp_path / "t.csv")
+    else:
+        pa.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2500, use_dictionary=False)
+    found = command(tmp_path, "convert", tmp_path / f"t.{kind}", tmp_path / "data", "--label", "y")
+    assert (found["n_rows"], found["n_features"]) == (n_rows, 500)

@@ -258,7 +258,7 @@ def test_a_wrong_type_far_down_is_named_with_its_line(tmp_path: Path) -> None:
 def test_a_dictionary_beyond_the_budget_names_the_ways_out(tmp_path: Path) -> None:
     n = 180_000
     table = pa.table({"c": [f"a category of some length {k}" for k in range(n)], "y": np.arange(n) % 2})
-    path = write_table(table, tmp_path / "t.parquet")
+    pa.parquet.write_table(table, path := tmp_path / "t.parquet", row_group_size=9000)
     with pytest.raises(StreamcdError, match=r"categories.*hash them into 2\^B features with --hash"):
         streamcd.convert(path, tmp_path / "out", label="y", category="c", memory="245MB")
     assert streamcd.convert(path, tmp_path / "out", label="y", memory="245MB", hash=12).n_features == 4096

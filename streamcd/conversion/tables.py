@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError
@@ -26,6 +27,7 @@ from .table_columns import column_types
 _LEAST_BATCH_ROWS = 1 << 8
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
 _PAGE_BYTES = 1 << 20  # of writers' pages, by default
+_PARSED = 16  # bytes in memory for a byte of metadata
 _PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of the file tells how long they are
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
@@ -97,73 +99,105 @@ class FileReader(TableReader):
 # Parquet
 
 
+class _File(NamedTuple):
+    """Schema of a file, and rows and bytes of its row groups."""
+
+    schema: pa.Schema
+    n_rows: np.ndarray
+    n_bytes: np.ndarray
+
+
 @dataclass(frozen=True)
 class ParquetReader(FileReader):
     """Parquet files; folders named ``key=value`` (hive partitions) are columns too."""
 
     partitions: dict[str, dict[str, pa.Scalar]] = field(default_factory=dict)  # of every path
+    _read: dict[str, Any] = field(default_factory=dict)  # metadata of the file that was last asked for
 
-    @cached_property
-    def _metadata(self) -> dict[str, Any]:
-        found = {}
-        for path in self.paths:
-            with _refusing_damage(path):
-                found[path] = parquet_file(location(path)).metadata
-            with open_bytes(location(path)) as file:
-                file.seek(-8, os.SEEK_END)
-                # a signature, without which columns are not encrypted, makes the footer longer; pyarrow aborts at these
-                if int.from_bytes(file.read(4), "little") != found[path].serialized_size:
-                    raise DataError(
-                        f"{path}: expected plain columns, found encrypted ones; decrypt the file first"
-                    )
+    def _metadata(self, path: str) -> Any:
+        """Read a file's metadata, which may take much memory: of one file at a time."""
+        if found := self._read.get(path):
+            return found
+        self._read.clear()
+        with _refusing_damage(path):
+            found = parquet_file(location(path)).metadata
+        with open_bytes(location(path)) as file:
+            file.seek(-8, os.SEEK_END)
+            # a signature, without which columns are not encrypted, makes the footer longer; pyarrow aborts at these
+            if int.from_bytes(file.read(4), "little") != found.serialized_size:
+                raise DataError(
+                    f"{path}: expected plain columns, found encrypted ones; decrypt the file first"
+                )
+        self._read[path] = found
         return found
 
-    def _groups(self, piece: Piece) -> list[Any]:
-        """Return the metadata of the row groups of a piece."""
-        metadata = self._metadata[piece.path]
-        stop = metadata.num_row_groups if piece.stop is None else piece.stop
-        return [metadata.row_group(group) for group in range(piece.start, stop)]
+    @cached_property
+    def _files(self) -> dict[str, _File]:
+        found: dict[str, _File] = {}
+        for path in self.paths:
+            metadata = self._metadata(path)
+            with _refusing_damage(path):
+                schema = metadata.schema.to_arrow_schema()
+            first = next(iter(found.values())).schema if found else schema
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            found[path] = _File(
+                first if schema.equals(first, check_metadata=True) else schema,
+                np.array([group.num_rows for group in groups], np.int64),
+                np.array([group.total_byte_size for group in groups], np.int64),
+            )
+        return found
 
     def sizes(self, path: str) -> list[int]:
-        return [group.total_byte_size for group in self._groups(Piece(path))]
+        sizes: list[int] = self._files[path].n_bytes.tolist()
+        return sizes
 
     def count(self, piece: Piece) -> Counted:
-        n_rows = sum(group.num_rows for group in self._groups(piece))
+        n_rows = int(self._files[piece.path].n_rows[piece.start : piece.stop].sum())
         return Counted(n_rows, n_rows)
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
-        """Bytes of the pages that are open at a time: of every column one, compressed and not, and its dictionary."""
-        groups = [found for path in self.paths if (found := self._groups(Piece(path)))]
-        largest = [max(found, key=lambda group: group.total_byte_size) for found in groups]
-        sizes = [[chunk.total_uncompressed_size for chunk in _chunks(group, types)] for group in largest]
-        return max((sum(3 * min(size, 3 * _PAGE_BYTES // 4) for size in own) for own in sizes), default=0)
+        """Bytes of metadata, and of the pages that are open: of every column one, compressed and not, and its dictionary."""
+        found = [0]
+        for path, file in self._files.items():
+            if file.n_bytes.size:
+                metadata = self._metadata(path)
+                chunks = _chunks(metadata, int(file.n_bytes.argmax()), _leaves(metadata, types))
+                pages = (min(chunk.total_uncompressed_size, 3 * _PAGE_BYTES // 4) for chunk in chunks)
+                found.append(_PARSED * metadata.serialized_size + 3 * sum(pages))
+        return max(found)
 
     def schema(self, path: str) -> pa.Schema:
-        with _refusing_damage(path):
-            schema = self._metadata[path].schema.to_arrow_schema()
+        schema = self._files[path].schema
         for name, value in self.partitions.get(path, {}).items():
             if name not in schema.names:
                 schema = schema.append(pa.field(name, value.type))
         return schema
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        path, metadata = piece.path, self._metadata[piece.path]
-        present = column_types(metadata.schema.to_arrow_schema(), path)
+        path, own = piece.path, self._files[piece.path]
+        present = column_types(own.schema, path)
         partitions = [
             item for item in self.partitions.get(path, {}).items() if item[0] in types.keys() - present.keys()
         ]
-        before = sum(group.num_rows for group in self._groups(Piece(path, 0, piece.start)))
-        groups = [(group, _chunks(group, types)) for group in self._groups(piece)]
+        before = int(own.n_rows[: piece.start].sum())
+        metadata = self._metadata(path)
+        groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
         # pyarrow does not read pages of prefixes or lengths as dictionaries
-        plain = {c.path_in_schema for _, chunks in groups for c in chunks if "DELTA" in str(c.encodings)}
-        texts = {name for name, kind in types.items() if present.get(name) == kind == "string"} - plain
+        strings = {name for name, kind in types.items() if present.get(name) == kind == "string"}
+        plain = {
+            chunk.path_in_schema
+            for number in groups
+            for chunk in _chunks(metadata, number, leaves if strings else [])
+            if "DELTA" in str(chunk.encodings)
+        }
         options = {"metadata": metadata, "buffer_size": _BUFFER_BYTES, "pre_buffer": False}
         with (
             _refusing_damage(path),
-            parquet_file(location(path), read_dictionary=sorted(texts), **options) as file,
+            parquet_file(location(path), read_dictionary=sorted(strings - plain), **options) as file,
         ):
-            for number, (group, chunks) in enumerate(groups, piece.start):
-                n_rows = self._batch_rows(f"{path}, row group {number}", group.num_rows, chunks, types)
+            for number in groups:
+                chunks, n_rows = _chunks(metadata, number, leaves), int(own.n_rows[number])
+                n_rows = self._batch_rows(f"{path}, row group {number}", n_rows, chunks, types)
                 names = [name for name in types if name in present]
                 for batch in file.iter_batches(n_rows, row_groups=[number], columns=names, use_threads=False):
                     row_bytes = batch.nbytes / batch.num_rows
@@ -193,14 +227,19 @@ class ParquetReader(FileReader):
         return min(rows, _PREFIXED_ROWS) if prefixed else rows
 
 
-def _chunks(group: Any, types: Mapping[str, str]) -> list[Any]:
-    """Return the column chunks of a row group that belong to the columns of `types`, whose names may have dots."""
+def _leaves(metadata: Any, types: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the columns of a file that belong to those of `types`, whose names may have dots."""
+    paths = [metadata.schema.column(number).path.split(".") for number in range(metadata.num_columns)]
+    return [
+        number
+        for number, parts in enumerate(paths)
+        if any(".".join(parts[:n]) in types for n in range(1, len(parts) + 1))
+    ]
 
-    def belongs(chunk: Any) -> bool:
-        parts = chunk.path_in_schema.split(".")
-        return any(".".join(parts[:n]) in types for n in range(1, len(parts) + 1))
 
-    return [*filter(belongs, map(group.column, range(group.num_columns)))]
+def _chunks(metadata: Any, number: int, leaves: Sequence[int]) -> list[Any]:
+    """Return the chunks of columns in a row group."""
+    return [*map(metadata.row_group(number).column, leaves)]
 
 
 def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, pa.Scalar]]:
