@@ -195,32 +195,31 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
 
 def _check(asked: ConvertOptions, like: Like | None, source: Source) -> None:
     """Refuse options that exclude each other, or are not for such a source."""
-    of_table = source.encoding is not None
-    indices = {
+    given = {
         "--index-base": asked.index_base != "auto",
         "--n-features": asked.n_features is not None,
         "--compact": asked.compact and (like is None or like.indices.kept is None),
     }
-    values = {"--scale": asked.scale != "none", "--normalize": asked.normalize != "none"}
-    target = {"--target": asked.target and like is not None and not like.has_targets}
-    of_indices = ", ".join(name for name, is_given in indices.items() if is_given)
-    taken = ", ".join(name for name, is_given in (target | indices | values).items() if is_given)
+    of_indices = ", ".join(name for name, is_given in given.items() if is_given)
     if like is not None:
-        of_columns = ", ".join(asked.given)
+        of_table = source.encoding is not None
+        given |= {
+            "--target": asked.target and not like.has_targets,
+            "--scale": asked.scale != "none",
+            "--normalize": asked.normalize != "none",
+            **dict.fromkeys(asked.given, of_table),
+        }
+        taken = ", ".join(name for name, is_given in given.items() if is_given)
         refuse(
             UsageError,
-            (
-                taken,
-                f"{taken} and --like exclude each other: --like takes labels, indices and scaling from {asked.like} "
-                f"({like.scaling.options()})",
-            ),
             (
                 of_table and like.encoding is None,
                 f"--like {asked.like}: its data came from no table; convert its own table first, or give --label here",
             ),
             (
-                of_table and of_columns,
-                f"{of_columns} and --like exclude each other: --like takes the columns from there",
+                taken,
+                f"{taken} and --like exclude each other: --like takes labels, columns, indices and scaling from "
+                f"{asked.like} ({like.scaling.options()})",
             ),
         )
     refuse(

@@ -156,16 +156,14 @@ class RunReader:
 
     def __init__(self, form: RunFormat, wide: bool, held: Rows | None) -> None:
         self._form, self._layout = form, form.layout(wide)
-        self._loaded: tuple[Cell, Rows, np.ndarray] | None = None
-        self._runs: list[str] = []
-        self.is_held = held is not None
+        self.held: tuple[Cell, Rows, np.ndarray] | None = None  # with their final order
         if held is not None:
-            cell, order = Cell("", 0, held.n_rows, held.index.size), form.order(held.source_row)
-            self._loaded, self.n_buckets = (cell, held, order), 1
-        else:
-            self._runs = sorted(path.name for path in form.directory.glob("run-*"))
-            # the rows of each bucket come after those of the one before
-            self.n_buckets = (len(self._runs) if form.seed is None else 1) << form.bits
+            cell = Cell("", 0, held.n_rows, held.index.size)
+            self.held = cell, held, form.order(held.source_row)
+        self._loaded = self.held
+        self._runs = sorted(path.name for path in form.directory.glob("run-*"))
+        # the rows of each bucket come after those of the one before
+        self.n_buckets = 1 if self.held else (len(self._runs) if form.seed is None else 1) << form.bits
 
     def _reader(self, run: str) -> PartitionReader:
         runs = [run] if run else self._runs
@@ -173,29 +171,26 @@ class RunReader:
 
     def plan(self, start: int, stop: int, lengths: Path) -> list[Cell]:
         """Cut buckets into cells, and write the entries of their rows in final order."""
-        cells = [cell for bucket in range(start, stop) for cell in self._cells(bucket)]
+        form, cells = self._form, list[Cell]()
         with open(lengths, "wb") as file:
+            if self.held is not None:
+                cell, rows, order = self.held
+                np.diff(rows.indptr)[order].tofile(file)
+                return [cell]
+            for bucket in range(start, stop):
+                run, segment = divmod(bucket, 1 << form.bits)
+                in_order = form.seed is None
+                cells += (
+                    self._cut(self._runs[run], segment, _MOST_BITS)
+                    if in_order
+                    else self._cut("", bucket, form.bits)
+                )
             for cell in cells:
-                if self._loaded is not None and self._loaded[0] == cell:
-                    _, rows, order = self._loaded
-                    np.diff(rows.indptr)[order].tofile(file)
-                    continue
                 with self._reader(cell.run) as reader:
                     records = reader.read(cell.bucket, items=False)
                 assert records.indptr is not None
-                np.diff(records.indptr)[self._form.order(records.fields[0])].tofile(file)
+                np.diff(records.indptr)[form.order(records.fields[0])].tofile(file)
         return cells
-
-    def _cells(self, bucket: int) -> Iterator[Cell]:
-        """Cut a bucket into cells, in their order."""
-        if self.is_held:
-            assert self._loaded is not None
-            yield self._loaded[0]
-        elif self._form.seed is None:
-            run, segment = divmod(bucket, 1 << self._form.bits)
-            yield from self._cut(self._runs[run], segment, _MOST_BITS)
-        else:
-            yield from self._cut("", bucket, self._form.bits)
 
     def _cut(self, run: str, bucket: int, bits: int) -> Iterator[Cell]:
         """Cut a bucket of rows that share `bits` bits of their keys by further ones, until its parts fit."""

@@ -113,7 +113,7 @@ class Conversion:
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
         # while no text is read, and less is sorted
-        room = plan.statistics_bytes if reader.is_held else 3 * plan.statistics_bytes - plan.map_bytes
+        room = plan.statistics_bytes if reader.held else 3 * plan.statistics_bytes - plan.map_bytes
         room -= 0 if options.scale == "none" else 8 * shape.n_features
         summing = Summing(self.work / "sums", shape.n_features, max(room, plan.statistics_bytes // 4))
         scaling = self.like.scaling if self.like else Scaling(options.scale, options.normalize)
