@@ -179,12 +179,10 @@ class RunReader:
                 return [cell]
             for bucket in range(start, stop):
                 run, segment = divmod(bucket, 1 << form.bits)
-                in_order = form.seed is None
-                cells += (
-                    self._cut(self._runs[run], segment, _MOST_BITS)
-                    if in_order
-                    else self._cut("", bucket, form.bits)
-                )
+                if form.seed is None:
+                    cells += self._cut(self._runs[run], segment, _MOST_BITS)
+                else:
+                    cells += self._cut("", bucket, form.bits)
             for cell in cells:
                 with self._reader(cell.run) as reader:
                     records = reader.read(cell.bucket, items=False)
