@@ -28,8 +28,6 @@ from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import staging
-from streamcd.conversion.convert import _LEAST_BYTES
-from streamcd.conversion.feature_statistics import Summing, read_sums, statistics_of
 from streamcd.conversion.pipeline import Plan
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
@@ -152,9 +150,11 @@ def test_nearly_empty_rows_do_not_make_endless_chunks(tmp_path: Path) -> None:
 
 
 def test_same_fingerprint_whatever_the_memory(
-    text_file: Path, tmp_path: Path, with_plan: Callable[..., None]
+    text_file: Path, tmp_path: Path, with_plan: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = convert(text_file, tmp_path / "whole", chunk_size="20kB", shard_size="100kB")
+    # the lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work
+    monkeypatch.setattr("streamcd.conversion.external_shuffle._LENGTHS_AT_A_TIME", 7)
     plans = [
         {
             "sort_bytes": 40_000,
@@ -270,35 +270,6 @@ def test_feature_statistics_are_over_all_rows_zeros_included(tmp_path: Path) -> 
     (found,) = dataset.read_features()
     for name, column in feature_statistics(x).items():
         np.testing.assert_allclose(found[name], column, rtol=1e-12, atol=1e-15, err_msg=name)
-
-
-@pytest.mark.parametrize("memory_bytes", [400, 10_000])
-def test_feature_statistics_have_the_same_bits_whatever_the_memory_and_whoever_adds_them_up(
-    memory_bytes: int, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(4)
-    blocks = [
-        (i // 4, rng.integers(0, 10_000, 100) % rng.integers(1, 10_000, 100), rng.standard_normal(100))
-        for i in range(11)
-    ]
-
-    def statistics(memory_bytes: int, tasks: list[list[int]]) -> list[dict[str, np.ndarray]]:
-        summing = Summing(tmp_path / f"{memory_bytes} {tasks}", 10_000, memory_bytes)
-        summing.directory.mkdir()
-        for shards in tasks:
-            sums = summing.begin(str(shards[0]), 0, 10_000)
-            for shard, feature, value in blocks:
-                if shard in shards:
-                    sums.add(shard, feature, value)
-            sums.close()
-        summing.join(tmp_path / "sums")
-        return [statistics_of(found, 70) for found in read_sums(tmp_path / "sums")]
-
-    (expected,) = statistics(10**6, [[0, 1, 2]])
-    for tasks in ([[0, 1, 2]], [[0], [1], [2]]):
-        (same,) = statistics(memory_bytes + 1, tasks)
-        for name, column in expected.items():
-            assert np.array_equal(column, same[name]), name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -549,7 +520,7 @@ def converted_in_a_process(
 def test_a_conversion_of_a_megabyte_stays_under_the_least_budget(
     cache: str | None, text_file: Path, tmp_path: Path
 ) -> None:
-    least = RESERVED_BYTES + _LEAST_BYTES + 13_000_000
+    least = RESERVED_BYTES + 29_000_000
     peak, _ = converted_in_a_process(
         text_file, tmp_path / "data", str(least), None if cache is None else tmp_path / cache
     )

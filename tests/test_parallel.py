@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import forking
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import LentWorkers, eventually
@@ -30,8 +29,7 @@ from heard import Heard
 from streamcd import Listener, convert, evaluate, load_model, make_columns, predict, train
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import byte_sources, external_shuffle
-from streamcd.conversion.external_shuffle import cut_chunks
+from streamcd.conversion import byte_sources
 from streamcd.conversion.formats import expand
 from streamcd.conversion.libsvm import LibsvmReader
 from streamcd.conversion.sources import Reading
@@ -427,32 +425,6 @@ def test_ranges_are_the_whole_in_order(
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
     paths = expand(several_files)[0]
     assert [part.path for part in LibsvmReader(paths, Reading()).pieces(2)] == paths
-
-
-def test_chunks_end_in_the_same_places_however_the_rows_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lengths of all rows of a range of buckets were one array: 20 bytes a row in the process that hands out work."""
-    counts = np.random.default_rng(1).integers(0, 300, 1000)
-    counts[500] = 5000
-    n_bytes = counts * 8 + 16
-    whole, held = [0], 0
-    for row, size in enumerate(n_bytes.tolist()):
-        if held and held + size > 4000:
-            whole.append(row)
-            held = 0
-        held += size
-    start, paths = 0, []
-    for stop in (1, 2, 30, 500, 501, 1000):
-        paths.append(tmp_path / str(stop))
-        counts[start:stop].tofile(paths[-1])
-        start = stop
-    cut = [part.tolist() for part in cut_chunks(paths, 4000, 8)]
-    assert np.cumsum(cut[0]).tolist() == [*whole[1:], 1000]
-    assert cut[1] == np.add.reduceat(counts, whole).tolist()
-    for at_a_time in (1, 2, 7):
-        monkeypatch.setattr(external_shuffle, "_LENGTHS_AT_A_TIME", at_a_time)
-        assert [part.tolist() for part in cut_chunks(paths, 4000, 8)] == cut
 
 
 def test_one_worker_loads_no_dask(text_file: Path, tmp_path: Path) -> None:
