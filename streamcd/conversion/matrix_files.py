@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,15 +21,10 @@ from .sources import Block, Counted, Piece, Reader, Reading, Source, refusing_da
 _LABELS = ("y", "label", "labels", "target")
 """Arrays of a ``.npz`` that are taken as labels if none is named."""
 
+# the libraries may raise anything for bytes that they did not write
 _refusing_damage = partial(
-    refusing_damage,
-    # errors of zipfile, zlib and numpy for bytes that they did not write; RuntimeError also for what is encrypted
-    (
-        ValueError, KeyError, EOFError, RuntimeError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-        struct.error,
-    ),
-    "expected NumPy's or SciPy's format, found it damaged",
-)  # fmt: skip
+    refusing_damage, (Exception,), "expected NumPy's or SciPy's format, found it damaged"
+)
 
 
 class Csr(NamedTuple):
@@ -95,50 +87,27 @@ class MatrixReader(Reader):
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, int]]:
-        """Rows and features of every file."""
-        return {path: (self._sparse_shape if self.sparse else self._dense_shape)(path) for path in self.paths}
-
-    def _sparse_shape(self, path: str) -> tuple[int, int]:
-        names = _members(path)
-        kind = str(_Array(path, "format").read(0, 1).astype(str)[0]) if "format" in names else "csr"
-        if kind != "csr" or {"data", "indices", "indptr", "shape"} - set(names):
-            found = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
-            raise DataError(
-                f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {found}; "
-                "convert it with .tocsr()"
-            )
-        n_rows, n_columns = _Array(path, "shape").read(0, 2).tolist()
-        return int(n_rows), int(n_columns)
-
-    def _dense_shape(self, path: str) -> tuple[int, int]:
-        found, column = _Array(path), self._column
-        if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
-            layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
-            raise DataError(
-                f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
-            )
-        n_rows, n_columns = found.shape
-        is_there = os.path.isfile(self.label) if column is None else -n_columns <= column < n_columns
-        if not is_there if self.label else self.reading.needs_label:
-            raise UsageError(
-                f"{path}: expected as --label the number of a column (-1 is the last) or a .npy, found "
-                f"{repr(self.label) if self.label else 'none'}; check the name"
-            )
-        return n_rows, n_columns - (column is not None)
+        """Rows and columns of every file."""
+        return {path: (_sparse_shape if self.sparse else _dense_shape)(path) for path in self.paths}
 
     def labels(self, path: str) -> _Array | None:
-        """Open the labels; None where a column has them, or nothing."""
-        if self.label.endswith(".npy"):
+        """Open the labels of a file; None where a column has them, or nothing."""
+        if self.label.endswith(".npy") and os.path.isfile(self.label):
             return _Array(self.label)
-        if not self.sparse:
-            return None
-        names = _members(path)
-        name = self.label or next((name for name in _LABELS if name in names), "")
-        if name in names:
-            return _Array(path, name)
-        if self.reading.needs_label:
+        if self.sparse:
+            names = _members(path)
+            name = self.label or next((name for name in _LABELS if name in names), "")
+            if name in names:
+                return _Array(path, name)
+            expected, found = "an array of the file", ", ".join(names)
+        else:
+            n_columns = self._shapes[path][1]
+            if self._column is not None and -n_columns <= self._column < n_columns:
+                return None
+            expected, found = "the number of a column (-1 is the last)", self.label or "none"
+        if self.label or self.reading.needs_label:
             raise UsageError(
-                f"{path}: expected labels, found the arrays {', '.join(names)}; give --label, an array of the file or a .npy"
+                f"{path}: expected as --label {expected} or a .npy, found {found}; check the name"
             )
         return None
 
@@ -175,9 +144,8 @@ class MatrixReader(Reader):
         last = indptr.read(start, 1).astype(np.int64)
         for first in range(start, stop, most_rows):
             n_rows, row = min(most_rows, stop - first), 0
-            ends = np.append(
-                last, indptr.read(first + 1, n_rows).astype(np.int64)
-            )  # an archive is not read backwards
+            # an archive is not read backwards
+            ends = np.append(last, indptr.read(first + 1, n_rows).astype(np.int64))
             last = ends[-1:]
             if (np.diff(ends) < 0).any() or ends[0] < 0 or (ends[0] and not first):
                 raise DataError(
@@ -210,6 +178,29 @@ def _members(path: str) -> list[str]:
     """Return the names of the arrays of an archive."""
     with _refusing_damage(path), zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+def _sparse_shape(path: str) -> tuple[int, int]:
+    names = _members(path)
+    kind = str(_Array(path, "format").read(0, 1).astype(str)[0]) if "format" in names else "csr"
+    if kind != "csr" or {"data", "indices", "indptr", "shape"} - set(names):
+        found = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
+        raise DataError(
+            f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {found}; "
+            "convert it with .tocsr()"
+        )
+    n_rows, n_columns = _Array(path, "shape").read(0, 2).tolist()
+    return int(n_rows), int(n_columns)
+
+
+def _dense_shape(path: str) -> tuple[int, int]:
+    found = _Array(path)
+    if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
+        layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
+        raise DataError(
+            f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
+        )
+    return found.shape
 
 
 def open_matrices(paths: list[str], sparse: bool, reading: Reading, options: TableOptions) -> Source:
