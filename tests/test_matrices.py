@@ -160,6 +160,14 @@ def test_a_label_of_a_matrix_is_a_column_or_a_file(tmp_path: Path) -> None:
         streamcd.convert(tmp_path / "t.npy", tmp_path / "out", label="y")
 
 
+def test_names_of_classes_in_an_archive_need_no_option(tmp_path: Path) -> None:
+    X, y = make_arrays()
+    made, names = scipy.sparse.csr_array(X), np.where(y > 0, "yes", "no")
+    parts = {"data": made.data, "indices": made.indices, "indptr": made.indptr, "shape": made.shape}
+    np.savez(tmp_path / "m.npz", **parts, y=names)
+    assert streamcd.convert(tmp_path / "m.npz", tmp_path / "out").info()["classes"] == ["no", "yes"]
+
+
 @pytest.mark.parametrize("name", ["format.npy", "shape.npy", "y.npy", "indptr.npy", "data.npy"])
 def test_a_damaged_array_of_an_archive_is_refused_by_name(tmp_path: Path, name: str) -> None:
     X, y = make_arrays()

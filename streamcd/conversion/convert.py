@@ -86,18 +86,20 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     if like is not None:  # features are numbered as there
         compact, target = like.indices.kept is not None, like.has_targets
         options = replace(options, compact=asked.compact or compact, target=asked.target or target)
-    held_bytes, numbers_strings = 0, not from_files
-    for _ in range(2):  # what reading holds all the time is known of an opened source
-        plan = make_plan(options, like, any(map(is_url, paths)), held_bytes, numbers_strings)
+    needs = 0, not from_files or bool(options.label)
+    for _ in range(
+        2
+    ):  # what reading holds all the time, and whether there are strings, is known of an opened source
+        plan = make_plan(options, like, any(map(is_url, paths)), *needs)
         reading = _reading(options, like, plan)
         if from_files:
             source = open_source(paths, roots, options.format, reading, options)
         else:
             source = open_data(sources, reading, options)
-        held_bytes = source.held_bytes
-        numbers_strings = not from_files or source.has_strings
-        if not held_bytes:
+        found = source.held_bytes, needs[1] or source.has_strings
+        if found == needs:
             break
+        needs = found
     _check(asked, like, source)
     for name, reason in source.unused.items():
         if not name.startswith("__index_level_"):  # as pandas names an index without a name
@@ -161,7 +163,7 @@ def make_plan(
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
     block_bytes = min(max(left // 80, 1 << 16), most)
     # strings or indices may have to be numbered anew
-    has_map = numbers_strings or options.compact or options.label or like is not None
+    has_map = numbers_strings or options.compact or like is not None
     in_map = left // 4 if has_map else 0
     return Plan(
         block_bytes=block_bytes,
