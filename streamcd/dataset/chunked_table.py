@@ -24,7 +24,7 @@ from ..core.errors import DatasetError
 from ..core.files import Kind
 from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
 from .arrow_columns import extent_of, read_table, reading
-from .parts import Part, Ring
+from .parts import OpenPart, Ring
 from .schema import LISTED
 
 MAX_OPEN_PARTS = 64
@@ -81,7 +81,7 @@ class ChunkedTable:
             for table in self.TABLES
         }
         self._crcs = {table: chunk_table.get(f"{table}_crc") for table in self.TABLES}  # of arrays None
-        self._open: dict[str, Part] = {}  # the latest used is the last
+        self._open: dict[str, OpenPart] = {}  # the latest used is the last
         self._footers: dict[str, pq.FileMetaData] = {}  # of open files, here and in what `reopen` returns
         self._ring: Ring | None = None
         self.cache: str | None = None
@@ -187,7 +187,7 @@ class ChunkedTable:
         """Return the bytes on disk that training reads of a chunk."""
         return sum(self._extent(table, chunk, first)[2] for table, first in self.TABLES.items())
 
-    def _extent(self, table: str, chunk: int, first: str) -> tuple[Part, int, int]:
+    def _extent(self, table: str, chunk: int, first: str) -> tuple[OpenPart, int, int]:
         """Return the open file of a chunk of a table, with offset and length of the chunk's columns from `first` on."""
         part, group = self._part(table, chunk), int(self.chunk_group[chunk])
         with reading(part.path, f"chunk {group}"):
@@ -198,7 +198,7 @@ class ChunkedTable:
         name = self.manifest["parts"][self.chunk_part[chunk]][table]
         return f"{self.path / name}, chunk {self.chunk_group[chunk]}"
 
-    def _part(self, table: str, chunk: int) -> Part:
+    def _part(self, table: str, chunk: int) -> OpenPart:
         """Open the file of a chunk of a table, or find it open."""
         record = self.manifest["parts"][self.chunk_part[chunk]]
         name = record[table]
@@ -213,7 +213,7 @@ class ChunkedTable:
                     # what the files hold is part of the name: another dataset in their place has copies of its own
                     copies = Path(self.cache) / self.manifest["seal"]
                     path = local_copy(path, (copies / name).parent)
-                part = Part(path, self._footers.get(name))
+                part = OpenPart(path, self._footers.get(name))
             self._footers[name] = part.footer
         self._open[name] = part
         return part

@@ -56,7 +56,7 @@ class _Range(io.RawIOBase):
         return data
 
 
-class Part:
+class OpenPart:
     """One open file of a part; `footer` is that which another reader of the file has read."""
 
     def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
