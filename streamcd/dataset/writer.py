@@ -88,14 +88,18 @@ class TableWriter:
             )
         return self._writer
 
-    def close(self) -> dict[str, Any]:
-        """Make the file durable; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
+    def close(self) -> pq.FileMetaData:
+        """Close the file; returns what its footer says."""
         with file_named(self.path), self._file:
             writer = self._writer or self._open(self.schema.empty_table())
             writer.close()
+        return writer.writer.metadata
+
+    def record(self) -> dict[str, Any]:
+        """Close the file for good; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
+        metadata = self.close()
         found = file_record(self.path)
         if self._first_column:
-            metadata = writer.writer.metadata
             with open(self.path, "rb", buffering=0) as file:  # in the page cache still
                 extents = (
                     extent_of(metadata, group, self._first_column) for group in range(metadata.num_row_groups)
@@ -127,7 +131,7 @@ def write_table(
     writer = TableWriter(path, schema, compression, ascending=ascending)
     names = [name for name in schema.names if not name.endswith("_crc")]
     content = content_of(names, map(writer.write, blocks))
-    return {**writer.close(), "content": content}
+    return {**writer.record(), "content": content}
 
 
 def named_features(
@@ -190,7 +194,7 @@ class PartFiles:
 
     def close(self, norms: Sequence[float] = (), **fields: Any) -> Part:
         """Close the files; returns the part, whose record has further `fields`."""
-        found = {table: writer.close() for table, writer in self.tables.items()}
+        found = {table: writer.record() for table, writer in self.tables.items()}
         numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
         chunks = dict(zip(self._counted, numbers.T, strict=True))
         chunks |= {f"{table}_crc": np.array(file.pop("crcs"), np.int64) for table, file in found.items()}
