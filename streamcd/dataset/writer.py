@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from ..core.errors import file_named
 from ..core.files import content_digest, sync, write_metadata
 from ..core.parallel import Threads
-from .arrow_columns import arrow_array, extent_of, file_checksum, strings_of
+from .arrow_columns import arrow_array, extent_of, strings_of
 from .schema import FIRST_OF_ROWS, NO_NORMS, ROW_CHUNKS, ROW_LAYOUT, Schema, norms_record, row_schemas
 
 _PAGE_BYTES = 1 << 20
@@ -97,23 +96,25 @@ class TableWriter:
 
     def record(self) -> dict[str, Any]:
         """Close the file for good; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
-        metadata = self.close()
-        found = file_record(self.path)
-        if self._first_column:
-            with open(self.path, "rb", buffering=0) as file:  # in the page cache still
-                extents = (
-                    extent_of(metadata, group, self._first_column) for group in range(metadata.num_row_groups)
-                )
-                found["crcs"] = [
-                    zlib.crc32(os.pread(file.fileno(), n_bytes, start)) for start, n_bytes in extents
-                ]
-        return found
+        metadata, first = self.close(), self._first_column
+        groups = range(metadata.num_row_groups if first else 0)
+        return file_record(self.path, [extent_of(metadata, group, first) for group in groups])
 
 
-def file_record(path: Path) -> dict[str, Any]:
-    """Make a file durable, and return what the manifest says of it."""
+def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
+    """Make a file durable, and return what the manifest says of it; of extents, ascending, the CRC-32 as ``crcs``."""
     sync(path)
-    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+    digest, crcs = hashlib.sha256(), []
+    with open(path, "rb") as file:  # in the page cache still
+        for start, n_bytes in extents:
+            digest.update(file.read(start - file.tell()))
+            data = file.read(n_bytes)
+            digest.update(data)
+            crcs.append(zlib.crc32(data))
+        while data := file.read(_PAGE_BYTES):
+            digest.update(data)
+        found = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}
+    return {**found, "crcs": crcs} if crcs else found
 
 
 def write_table(
@@ -197,7 +198,7 @@ class PartFiles:
         found = {table: writer.record() for table, writer in self.tables.items()}
         numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
         chunks = dict(zip(self._counted, numbers.T, strict=True))
-        chunks |= {f"{table}_crc": np.array(file.pop("crcs"), np.int64) for table, file in found.items()}
+        chunks |= {f"{table}_crc": np.array(file.pop("crcs", ()), np.int64) for table, file in found.items()}
         totals: dict[str, Any] = {
             name: int(chunks[name].sum()) for name in ("n_rows", "n_entries") if name in chunks
         }
