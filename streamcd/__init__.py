@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .box_qp.solve import solve_box_qp as solve_box_qp
     from .cli.console import ProgressBar as ProgressBar
     from .conversion.convert import convert as convert
-    from .conversion.merge import merge as merge
     from .conversion.transpose import make_columns as make_columns
     from .core.errors import ConvergenceWarning as ConvergenceWarning
     from .core.errors import StreamcdError as StreamcdError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
     from .runs.checkpoint_model import load_checkpoint as load_checkpoint
+    from .runs.merge import merge as merge
     from .runs.report import write_report as write_report
     from .runs.train import resume as resume
     from .runs.train import train as train
@@ -61,7 +61,7 @@ _PUBLIC = {
     "export": ("models.export", "export"),
     "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),
     "load_model": ("models.stored", "load_model"),
-    "merge": ("conversion.merge", "merge"),
+    "merge": ("runs.merge", "merge"),
     "make_columns": ("conversion.transpose", "make_columns"),
     "open": ("dataset.dataset", "open_dataset"),
     "predict": ("prediction.predict", "predict"),

@@ -119,8 +119,8 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
       streamcd merge mon tue all
       streamcd train all run2 --start-from run
     """
-    from ..conversion.merge import merge as merge_datasets
     from ..runs.describe import describe_dataset
+    from ..runs.merge import merge as merge_datasets
 
     made = describe_dataset(merge_datasets(list(datasets), dest, force=force, listener=listener))
     return made, *dataset_tables(dest, made)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..conversion.feature_statistics import FeatureSums, LabelCounts, statistics_of, sums_of
+from ..conversion.staging import check_place, dataset_workplace
 from ..core.errors import UsageError, shortened
 from ..core.files import sync
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
@@ -38,8 +40,6 @@ from ..dataset.writer import (
     write_table,
 )
 from ..models.encoding import CATEGORIES_FILE, encoding_of
-from .feature_statistics import FeatureSums, LabelCounts, statistics_of, sums_of
-from .staging import check_place, dataset_workplace
 
 _SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
 
