@@ -30,7 +30,7 @@ from ..dataset.schema import (
     SCALES_FILE,
     norms_record,
 )
-from ..dataset.source_features import GROUP_FEATURES, indices_of
+from ..dataset.source_features import indices_of
 from ..dataset.writer import (
     Part,
     file_record,
@@ -217,18 +217,23 @@ def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined_statistics(datasets: Sequence[Dataset]) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the statistics of the features over the rows of all datasets, one range of features after the other."""
+    """Yield the statistics of the features over the rows of all datasets, a block of those that occur after the other."""
     n_rows = sum(one.n_rows for one in datasets)
     streams = [one.read_features() for one in datasets]
     blocks = [next(stream, None) for stream in streams]
-    while firsts := [int(block["feature"][0]) for block in blocks if block is not None]:
-        stop = min(firsts) + GROUP_FEATURES
-        sums = FeatureSums(min(firsts), stop)
+    while waiting := [block["feature"] for block in blocks if block is not None]:
+        stop = min(int(feature[-1]) for feature in waiting) + 1
+        feature = np.unique(np.concatenate([feature[feature < stop] for feature in waiting]))
+        sums = FeatureSums(0, feature.size)
         for number, dataset in enumerate(datasets):
-            while (block := blocks[number]) is not None and block["feature"][0] < stop:
-                n = int(np.searchsorted(block["feature"], stop))
-                sums.add_sums(sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows))
-                rest = {name: column[n:] for name, column in block.items()}
-                blocks[number] = rest if rest["feature"].size else next(streams[number], None)
+            if (block := blocks[number]) is None:
+                continue
+            n = int(np.searchsorted(block["feature"], stop))
+            found = sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows)
+            found["feature"] = np.searchsorted(feature, found["feature"])
+            sums.add_sums(found)
+            rest = {name: column[n:] for name, column in block.items()}
+            blocks[number] = rest if rest["feature"].size else next(streams[number], None)
         for found in sums.groups():
+            found["feature"] = feature[found["feature"]]
             yield statistics_of(found, n_rows)
