@@ -83,10 +83,9 @@ def _open(piece: Piece) -> _Input:
             _standard_input.cache_clear()
         return _standard_input(sys.stdin)
     file = open_bytes(piece.path)
-    if piece.stop is None:
-        return _Input(file)
-    file.seek(piece.start)
-    return _Input(file, piece.stop - piece.start)
+    if piece.start:
+        file.seek(piece.start)
+    return _Input(file, None if piece.stop is None else piece.stop - piece.start)
 
 
 def read_head(path: str, n_bytes: int, decoder_bytes: int) -> bytes:

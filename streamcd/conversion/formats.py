@@ -16,7 +16,7 @@ from .byte_sources import delimiter_of, is_compressed, read_head
 from .options import TableOptions
 from .sources import LIBSVM, STANDARD_INPUT, Reading, Source, display_name, open_tables, total_bytes
 
-_TABLES, _TEXT = ("csv", "parquet", "arrow"), ("libsvm", "csv")
+_TABLES, _TEXT, _MATRICES = ("csv", "parquet", "arrow"), ("libsvm", "csv"), ("npz", "npy")
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -24,8 +24,6 @@ _MAGIC = (
     (b"PK\x03\x04", "npz"),
     (b"PK\x05\x06", "npz"),
     (b"\x93NUMPY", "npy"),
-)
-_FOREIGN = (
     (b"PARE", "encrypted Parquet"),
     (b"%PDF", "PDF"),
     (b"\xff\xfe", "text in UTF-16"),
@@ -33,6 +31,7 @@ _FOREIGN = (
     (b'{"', "JSON"),
     (b"[{", "JSON"),
     (b"@relation", "ARFF"),
+    (b"@RELATION", "ARFF"),
     (b"<", "HTML or XML"),
 )
 _HEAD_BYTES, _BINARY_BYTES = 1 << 20, 1 << 10
@@ -107,19 +106,19 @@ def recognise(path: str, decoder_bytes: int) -> str:
     if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
         return "libsvm"
     text = read_head(path, _HEAD_BYTES, decoder_bytes)
-    known = [name for magic, name in _MAGIC if text.startswith(magic)]
-    foreign = [name for magic, name in _FOREIGN if text.lower().startswith(magic.lower())]
+    found = next((name for magic, name in _MAGIC if text.startswith(magic)), "")
     first_member = text[30 : 30 + int.from_bytes(text[26:28], "little")]  # if it is a ZIP archive
     if text.startswith(b"PK\x03\x04") and not first_member.endswith(b".npy"):
-        foreign = ["a ZIP archive, as Excel's workbooks are"]
-    elif not known and b"\0" in text[:_BINARY_BYTES]:
-        foreign.append("binary data of another kind")
-    if foreign:
+        found = "a ZIP archive, as Excel's workbooks are"
+    elif not found and b"\0" in text[:_BINARY_BYTES]:
+        found = "binary data of another kind"
+    found = found or ("csv" if delimiter_of(text) else "libsvm")
+    if found not in _TEXT + _TABLES + _MATRICES:
         raise DataError(
-            f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {foreign[0]}; "
+            f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {found}; "
             "write it as one of these"
         )
-    return known[0] if known else "csv" if delimiter_of(text) else "libsvm"
+    return found
 
 
 def open_source(
@@ -127,35 +126,45 @@ def open_source(
 ) -> Source:
     """Make the source of rows of files, all of one format; `roots` are the folders in which some were found."""
     if format == "auto":
-        found = {path: recognise(path, reading.decoder_bytes) for path in paths}
-        format = found[paths[0]]
-        for path, other in found.items():
-            if other != format:
-                raise UsageError(
-                    f"expected files of one format, found {format} in {paths[0]} and {other} in {path}; "
-                    "convert them one by one, or name the --format"
-                )
+        found = {recognise(path, reading.decoder_bytes): path for path in reversed(paths)}
+        format, *others = found
+        if others:
+            raise UsageError(
+                f"expected files of one format, found {format} in {found[format]} and {others[0]} in {found[others[0]]}; "
+                "convert them one by one, or name the --format"
+            )
         if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
             format = "csv"  # a table of one column
     _check(paths, format, reading, options)
+    reader: Any
+    # each with its libraries only where it is met: the parser's kernels, CSV, Parquet, zip
     if format == "libsvm":
-        from .libsvm import LibsvmReader  # the parser's kernels: only where there is text
+        from .libsvm import LibsvmReader
 
-        reader = LibsvmReader(paths, reading)
-        source = Source(reader=reader, reading=reading, made_from=LIBSVM)
-    elif format in _TABLES:
-        source = _open_tables(paths, roots, format, reading, options)
-    else:
-        from .matrix_files import open_matrices  # zip and npy: only where they are met
+        source = Source(reader=LibsvmReader(paths, reading), reading=reading, made_from=LIBSVM)
+    elif format in _MATRICES:
+        from .matrix_files import open_matrices
 
         source = open_matrices(paths, format == "npz", reading, options)
+    else:
+        if format == "csv":
+            from .delimited import CsvReader
+
+            reader = CsvReader(paths, reading)
+        elif format == "parquet":
+            from .tables import ParquetReader, partitions_of
+
+            reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
+        else:
+            from .tables import ArrowReader
+
+            reader = ArrowReader(paths, reading.batch_bytes)
+        source = open_tables(reader, reading, options, display_name(paths[0]))
     return replace(source, total_bytes=total_bytes(paths))
 
 
-def _is_plain(path: str, format: str) -> bool:
-    """Check if a file can be read at any place."""
-    if is_url(path) and format != "parquet":
-        return False
+def is_plain(path: str) -> bool:
+    """Tell a file that can be read at any place from others, and from compressed ones."""
     return total_bytes([path]) is not None and not is_compressed(path)
 
 
@@ -165,14 +174,18 @@ def _check(paths: list[str], format: str, reading: Reading, options: TableOption
     is_table, encoding = format in _TABLES, reading.encoding
     given = [option for option in options.given if format == "libsvm" or option != options.label_flag]
     strings = [] if encoding is None else encoding.string_columns
-    odd = [path for path in paths if format not in _TEXT and not _is_plain(path, format)]
+    ranges = " or a server that gives ranges" if format == "parquet" else ""
+    odd = [
+        path
+        for path in paths
+        if format not in _TEXT and not (is_plain(path) and (ranges or not is_url(path)))
+    ]
     refuse(
         UsageError,
         (
             odd,
-            f"{display_name(''.join(odd[:1]))}: expected a plain file where it holds {format}, on a disk"
-            f"{' or a server that gives ranges' if format == 'parquet' else ''}, found another; decompress or download "
-            "it first",
+            f"{display_name(''.join(odd[:1]))}: expected a plain file where it holds {format}, on a disk{ranges}, found "
+            "another; decompress or download it first",
         ),
         (
             given and not is_table and not encoding,
@@ -188,20 +201,3 @@ def _check(paths: list[str], format: str, reading: Reading, options: TableOption
             "have no names; train on a dataset that was converted from a table",
         ),
     )
-
-
-def _open_tables(
-    paths: list[str], roots: Mapping[str, str], format: str, reading: Reading, options: TableOptions
-) -> Source:
-    reader: Any
-    if format == "csv":
-        from .delimited import CsvReader
-
-        reader = CsvReader(paths, reading)
-    else:
-        from .tables import ArrowReader, ParquetReader, partitions_of
-
-        reader = ArrowReader(paths, reading.batch_bytes)
-        if format == "parquet":
-            reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
-    return open_tables(reader, reading, options, display_name(paths[0]))

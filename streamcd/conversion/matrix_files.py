@@ -120,8 +120,7 @@ class MatrixReader(Reader):
         return found
 
     def count(self, piece: Piece) -> Counted:
-        assert piece.stop is not None
-        return Counted(piece.stop - piece.start)
+        return Counted((piece.stop or 0) - piece.start)
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         labels, label = self.labels(piece.path), None
@@ -135,8 +134,7 @@ class MatrixReader(Reader):
 
     def _sparse_rows(self, piece: Piece) -> Iterator[tuple[int, Csr]]:
         """Read rows, some at a time, each time with the number of the first."""
-        path, start, stop, _ = piece
-        assert stop is not None
+        path, start, stop = piece.path, piece.start, piece.stop or 0
         indptr, indices, data = (_Array(path, name) for name in ("indptr", "indices", "data"))
         width = max(n_columns for _, n_columns in self._shapes.values())
         entry_bytes, batch_bytes = indices.dtype.itemsize + data.dtype.itemsize, self.reading.batch_bytes
@@ -164,12 +162,10 @@ class MatrixReader(Reader):
                 row = end
 
     def _dense_rows(self, piece: Piece) -> Iterator[tuple[int, np.ndarray]]:
-        """Read rows, some at a time, each time with the number of the first."""
-        found, start, stop = _Array(piece.path), piece.start, piece.stop
-        assert stop is not None
-        n_columns = found.shape[1]
+        found = _Array(piece.path)
+        n_columns, stop = found.shape[1], piece.stop or 0
         step = max(self.reading.batch_bytes // 4 // max(n_columns * found.dtype.itemsize, 1), 1)
-        for first in range(start, stop, step):
+        for first in range(piece.start, stop, step):
             n_rows = min(step, stop - first)
             yield first, found.read(first * n_columns, n_rows * n_columns).reshape(n_rows, n_columns)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.byte_sources import is_compressed
-from ..conversion.formats import expand, open_source
+from ..conversion.formats import expand, is_plain, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 from ..core.errors import ModelError
@@ -94,12 +93,12 @@ class RowsToScore:
             }
         if self.in_memory:
             return {"blocks of rows": _TEXT_BLOCKS_HELD << 16}
-        is_plain = total_bytes(self.paths) is not None and not any(map(is_compressed, self.paths))
+        are_plain = all(map(is_plain, self.paths))
         return {
             "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
             "text": _TEXT_BLOCKS_HELD << 16,
-            "decompression": 0 if is_plain else LEAST_DECODER_BYTES,
-            "columns being read": self.source(1 << 16, 0).held_bytes if is_plain else 0,
+            "decompression": 0 if are_plain else LEAST_DECODER_BYTES,
+            "columns being read": self.source(1 << 16, 0).held_bytes if are_plain else 0,
         }
 
     def _encoding(self) -> Encoding | None:
