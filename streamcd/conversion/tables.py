@@ -288,13 +288,18 @@ class ArrowReader(FileReader):
         for mapped, batch in self._checked(piece):
             rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
             for start in range(0, batch.num_rows, rows):
-                part = batch.slice(start, rows)
-                with _refusing_damage(piece.path):
-                    part.validate(full=True)  # pyarrow follows offsets out of a damaged file into a crash
-                columns = flat_columns(part)
+                copied: dict[str, pa.Array] = {}
+                for own, column in zip(batch.schema, batch.slice(start, rows).columns, strict=True):
+                    if own.name in types or pa.types.is_struct(own.type):
+                        # pyarrow follows offsets out of a damaged file into a crash
+                        with _refusing_damage(piece.path):
+                            column.validate(full=True)
+                        copied[own.name] = pa.concat_arrays([column])
+                        # pages count as resident until they are released, of each column up to some megabytes
+                        mapped.madvise(mmap.MADV_DONTNEED)
+                columns = flat_columns(pa.RecordBatch.from_arrays([*copied.values()], [*copied]))
                 columns = columns.select([name for name in types if name in columns.schema.names])
                 yield Block(piece.path, before + start, columns)
-                mapped.madvise(mmap.MADV_DONTNEED)  # pages count as resident until they are released
             before += batch.num_rows
 
     def _checked(self, piece: Piece) -> Iterator[tuple[mmap.mmap, pa.RecordBatch]]:
