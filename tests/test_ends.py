@@ -276,11 +276,9 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a number > 0"):
             streamcd.train(data, tmp_path / "third", **wrong)
     for name, wrong in (("checkpoint_every", "1 fortnight"), ("max_seconds", "x"), ("worker_timeout", [1])):
-        with pytest.raises(
-            streamcd.StreamcdError, match=f"{name}: expected seconds, or a time such as 60s, 5m"
-        ):
+        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a time such as 60s, 5m"):
             streamcd.train(data, tmp_path / "third", **{name: wrong})
-    with pytest.raises(streamcd.StreamcdError, match="checkpoint_every: expected seconds"):
+    with pytest.raises(streamcd.StreamcdError, match="checkpoint_every: expected a time"):
         streamcd.resume(tmp_path / "other", checkpoint_every="x")
     assert streamcd.resume(tmp_path / "other", checkpoint_every="1ms").converged
     assert not (tmp_path / "third").exists()

@@ -56,7 +56,7 @@ def worker_memory(
     `weights_bytes` are those of `model_bytes`, which this process holds like each of them.
     """
     weights = {"weights": weights_bytes}
-    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice)
+    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice, apart=True)
     return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
 
 

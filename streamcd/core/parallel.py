@@ -195,15 +195,17 @@ def memory_per_worker(
     needs: Mapping[str, int],
     own: Mapping[str, int] | None = None,
     advice: str = "",
+    *,
+    apart: bool = False,
 ) -> int:
     """Divide a budget for all processes together: return the bytes that each worker has besides its needs.
 
-    `needs` (bytes by purpose) are those of each worker, `own` those of the coordinator, unless this process is the only
-    worker; the reserves for interpreters are added here. Raises `BudgetError` with the arithmetic if the sum exceeds the
-    budget.
+    `needs` (bytes by purpose) are those of each worker, `own` those of the coordinator; a single worker is this process
+    unless it is `apart`. The reserves for interpreters are added here. Raises `BudgetError` with the arithmetic if the sum
+    exceeds the budget.
     """
     advice = advice or "give a larger --memory" + (" or fewer --workers" if workers > 1 else "")
-    if workers == 1:
+    if workers == 1 and not apart:
         return require(budget, needs, advice)
     each = {"interpreter and libraries": RESERVED_BYTES, **needs}
     parts = {f"{what} ({workers} times)": workers * n_bytes for what, n_bytes in each.items()}
