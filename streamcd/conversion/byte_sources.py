@@ -28,6 +28,9 @@ from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_na
 LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
 """Bounds on the bytes of a range if several processes read."""
 
+HEAD_BYTES = 1 << 20
+"""First bytes of a text, by which formats are recognised, and types of columns inferred."""
+
 PADDING = 16
 """Readable bytes after the end of a block's text: the parser loads eight bytes at once."""
 
@@ -88,17 +91,16 @@ def _open(piece: Piece) -> _Input:
     return _Input(file, None if piece.stop is None else piece.stop - piece.start)
 
 
-def read_head(path: str, n_bytes: int, decoder_bytes: int) -> bytes:
-    """Read the first bytes of the text of a file, decompressed; those of standard input can be read again."""
-    raw = _open(Piece(path))
+def read_head(path: str, decoder_bytes: int) -> bytes:
+    """Read the first `HEAD_BYTES` of the text of a file, decompressed; those of standard input can be read again."""
+    raw, text, n_bytes = _open(Piece(path)), bytearray(), HEAD_BYTES + len(_BYTE_ORDER_MARK)
     if path == STANDARD_INPUT:
-        raw = _Input(io.BytesIO(raw.peek(n_bytes + len(_BYTE_ORDER_MARK))))
-    text = bytearray()
+        raw = _Input(io.BytesIO(raw.peek(n_bytes)))
     with raw, suppress(EOFError, lzma.LZMAError, OSError):  # what is cut off, or damaged, ends here
         file = _decompressed(raw, path, decoder_bytes)
-        while len(text) < n_bytes + len(_BYTE_ORDER_MARK) and (more := file.read(1 << 14)):
+        while len(text) < n_bytes and (more := file.read(1 << 14)):
             text += more
-    return bytes(text).removeprefix(_BYTE_ORDER_MARK)[:n_bytes]
+    return bytes(text).removeprefix(_BYTE_ORDER_MARK)[:HEAD_BYTES]
 
 
 def is_compressed(path: str) -> bool:

@@ -18,19 +18,8 @@ import pyarrow.csv as csv
 from ..core.errors import DataError, refuse
 from ..core.parallel import ahead
 from ..dataset.arrow_columns import one_batch
-from .byte_sources import ByteBlock, TextReader, delimiter_of, read_head
-from .sources import (
-    FIRST_ROWS,
-    MOST_BATCH_ROWS,
-    Block,
-    Counted,
-    Piece,
-    TableReader,
-    display_name,
-)
-
-SAMPLE_BYTES = 1 << 20
-"""First bytes, from which the columns' types are inferred."""
+from .byte_sources import HEAD_BYTES, ByteBlock, TextReader, delimiter_of, read_head
+from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, display_name
 
 _COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
 NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
@@ -83,12 +72,12 @@ class CsvReader(TextReader, TableReader):
         """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
         (names, start), text = self._headers[path], self._sample(path)
-        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == SAMPLE_BYTES else len(text)
+        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == HEAD_BYTES else len(text)
         rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
         return self._read(rows, path, list(names), {}, line)[0]
 
     def _sample(self, path: str) -> bytes:
-        return read_head(path, SAMPLE_BYTES, self.reading.decoder_bytes)
+        return read_head(path, self.reading.decoder_bytes)
 
     @cached_property
     def _delimiter(self) -> str:

@@ -34,7 +34,7 @@ _MAGIC = (
     (b"@RELATION", "ARFF"),
     (b"<", "HTML or XML"),
 )
-_HEAD_BYTES, _BINARY_BYTES = 1 << 20, 1 << 10
+_BINARY_BYTES = 1 << 10
 
 
 def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
@@ -105,7 +105,7 @@ def recognise(path: str, decoder_bytes: int) -> str:
     """
     if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
         return "libsvm"
-    text = read_head(path, _HEAD_BYTES, decoder_bytes)
+    text = read_head(path, decoder_bytes)
     found = next((name for magic, name in _MAGIC if text.startswith(magic)), "")
     first_member = text[30 : 30 + int.from_bytes(text[26:28], "little")]  # if it is a ZIP archive
     if text.startswith(b"PK\x03\x04") and not first_member.endswith(b".npy"):
