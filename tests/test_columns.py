@@ -27,7 +27,8 @@ from small_datasets import (
 
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
-from streamcd.conversion import staging, transpose
+from streamcd.conversion import transpose
+from streamcd.core import staging
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.files import write_metadata
 from streamcd.dataset.schema import COLUMN_LAYOUT

@@ -27,8 +27,8 @@ from small_datasets import feature_statistics
 from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
-from streamcd.conversion import staging
 from streamcd.conversion.pipeline import Plan
+from streamcd.core import staging
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 

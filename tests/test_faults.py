@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamcd.conversion import staging
+from streamcd.core import staging
 from streamcd.core.files import write_file
 from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind

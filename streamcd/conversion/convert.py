@@ -16,6 +16,7 @@ from ..core.errors import UsageError, refuse
 from ..core.files import describe_set_aside
 from ..core.options import Listener, takes
 from ..core.parallel import Pool, memory_per_worker
+from ..core.staging import check_place, dataset_workplace
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import indices_of
@@ -24,7 +25,6 @@ from .formats import expand, open_source
 from .options import ConvertOptions
 from .pipeline import Conversion, Like, Plan
 from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
-from .staging import check_place, dataset_workplace
 
 _LEAST_BYTES = 16_000_000
 _HELD_ADVICE = (

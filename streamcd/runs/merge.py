@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..conversion.feature_statistics import FeatureSums, LabelCounts, statistics_of, sums_of
-from ..conversion.staging import check_place, dataset_workplace
 from ..core.errors import UsageError, shortened
 from ..core.files import sync
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
+from ..core.staging import check_place, dataset_workplace
 from ..core.storage import local_path
 from ..dataset.arrow_columns import read_table
 from ..dataset.dataset import Dataset, open_dataset

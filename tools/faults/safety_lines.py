@@ -31,7 +31,7 @@ stream/slot_store.py
         > return [*map(self._path, chunks)]
 cluster/loop.py
     self.slots.roll_back() ~ rounds a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run[3]
-conversion/staging.py
+core/staging.py
     os.fsync(lock) ~ durable[convert]
     sync(work) @ _locked ~ durable[convert]
 # What is complete stays until what replaces it is.
@@ -152,7 +152,7 @@ stream/slot_store.py
     descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o644)
         ~ durability files_that_are_opened_to_be_written_are_no_links
         > descriptor = os.open(name, flags, 0o644)
-conversion/staging.py
+core/staging.py
     lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         ~ convert work_goes_to_no_directory_of_others_and_through_no_link
         > lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
@@ -174,7 +174,7 @@ runs/config.py
         ~ files_of_others a_run_does_not_empty_what_it_reads
     if not force and is_begun(path, config): ~ resume training_into_an_unfinished_run_points_to_resume
         > if False:
-conversion/staging.py
+core/staging.py
     if dest.resolve() in (real := Path(path).resolve(), *real.parents):
         ~ outside_conversion a_dataset_is_replaced_by_force_alone_and_not_where_its_source_is_in_it
     if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..core.errors import EnvironmentFailure, LockError, UsageError
-from ..core.files import (
+from .errors import EnvironmentFailure, LockError, UsageError
+from .files import (
     SET_ASIDE,
     put_directory,
     release_lock,
