@@ -30,7 +30,7 @@ stream/slot_store.py
     return [*map(self._path, chunks), self.folder] ~ durable[train]
         > return [*map(self._path, chunks)]
 cluster/loop.py
-    self.slots.roll_back() ~ rounds a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run[3]
+    self.slots.roll_back() ~ rounds a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run[collect-3]
 core/staging.py
     os.fsync(lock) ~ durable[convert]
     sync(work) @ _locked ~ durable[convert]
