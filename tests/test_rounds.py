@@ -27,7 +27,7 @@ from streamcd.cluster.block_steps import (
     quadratic_step,
 )
 from streamcd.cluster.partition import open_same
-from streamcd.cluster.rounds import Response, WorkersLost, WorkerSpec
+from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
 from streamcd.kernels import rounds as kernels
 from streamcd.kernels.loss_table import row_loss
