@@ -304,7 +304,10 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
         memory[n] = json.loads((run / "config.json").read_text())["memory"]
     # beside the weights, of which this process holds as many as a worker
     assert [max(n, 1) * memory[n] for n in (2, 1, 0)] == pytest.approx([800_000_000] * 3, rel=1e-4)
-    with pytest.raises(UsageError, match=r"is too small: .*resume with fewer --workers"):
+    with pytest.raises(
+        UsageError,
+        match=r"is too small: .*\(3 times\) .* 200 MB to hand out the work .*resume with fewer --workers",
+    ):
         streamcd.resume(run, client=client, workers=3)
 
 

@@ -304,7 +304,7 @@ def test_lists_that_explode_are_refused(tmp_path: Path, n_rows: int) -> None:
     index, value = (pa.array(np.ones(ends[-1], kind)) for kind in (np.int32, np.float32))
     lists = {"i": pa.ListArray.from_arrays(ends, index), "v": pa.ListArray.from_arrays(ends, value)}
     pa.parquet.write_table(pa.table({"y": np.arange(n_rows) % 2, **lists}), path, compression="zstd")
-    with pytest.raises(StreamcdError, match=r"'i.list.element'.*: expected at most .* that become"):
+    with pytest.raises(StreamcdError, match=r"column 'i.list.element': expected at most .* that become 3"):
         streamcd.convert(path, tmp_path / "out", label="y", features="i:v", memory="250MB")
 
 
@@ -461,7 +461,8 @@ def test_a_file_that_lacks_a_column_of_the_first_is_refused_by_its_name(
     }
     files = {name: write_table(table, tmp_path / f"{name}.{kind}") for name, table in tables.items()}
     with pytest.raises(
-        StreamcdError, match=rf"other\.{kind}.* expected the column '.*', as in the first rows, found "
+        StreamcdError,
+        match=rf"other\.{kind}.* expected the column '.*', as in the first rows, found ('|none)",
     ):
         streamcd.convert([files["first"], files["other"]], tmp_path / "data", label="y")
     assert not (tmp_path / "data").exists()

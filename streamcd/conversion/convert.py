@@ -87,9 +87,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         compact, target = like.indices.kept is not None, like.has_targets
         options = replace(options, compact=asked.compact or compact, target=asked.target or target)
     needs = 0, not from_files or bool(options.label)
-    for _ in range(
-        2
-    ):  # what reading holds all the time, and whether there are strings, is known of an opened source
+    # what reading holds all the time, and whether there are strings, is known of an opened source
+    for _ in range(2):
         plan = make_plan(options, like, any(map(is_url, paths)), *needs)
         reading = _reading(options, like, plan)
         if from_files:

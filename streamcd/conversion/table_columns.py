@@ -44,7 +44,8 @@ def checked_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str)
     """Return a record batch that has the columns of `types`, those of bytes as strings where `types` has them so."""
     if lacking := types.keys() - batch.schema.names:
         raise DataError(
-            f"{place}: expected the column {min(lacking)!r}, as in the first rows, found {first_of(batch.schema.names, 5)}"
+            f"{place}: expected the column {min(lacking)!r}, as in the first rows, "
+            f"found {first_of([*map(repr, batch.schema.names)], 5) or 'none of the columns in use'}"
         )
     for number, field in enumerate(batch.schema):
         if types.get(field.name) == "string" and type_name(field.type) in _BYTES:

@@ -264,9 +264,8 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
     try:
         raw = json.loads(path.read_bytes())
-        json.dumps(
-            raw, ensure_ascii=False
-        ).encode()  # half a surrogate pair is no text, and cannot be printed
+        # half a surrogate pair is no text, and cannot be printed
+        json.dumps(raw, ensure_ascii=False).encode()
         if not isinstance(raw, dict) or raw.get("format") != kind.format:
             problem = f"expected a {kind.format}, found something else"
         elif raw.get("format_version") != kind.version:
@@ -292,8 +291,7 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
     """Write a metadata file, whole or not at all, with its format and seal."""
-    with replacing(path) as (partial,):
-        partial.write_bytes(metadata_text(kind, fields))
+    write_file(path, metadata_text(kind, fields))
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:

@@ -1,4 +1,4 @@
-"""What a run is given besides options and data: settings (C and λ) of its models, the code of classes, and random keys.
+"""Settings (C and λ) of models, codes of classes, and random keys: beside options and data, they determine a run.
 
 A code matrix, shape (classes, weight vectors), has the sign of each class for each vector; 0 leaves the class out.
 Randomness is a function of integers such as (seed, read, window): no generator whose state would have to be kept.
