@@ -48,6 +48,7 @@ DOORS = {
     "pyarrow": "dataset/ conversion/",
     "scipy": "dataset/ models/model",
     "msgspec": "core/files runs/config",
+    "isal": "conversion/byte_sources dataset/ stream/slot_store",
     "dask": "cluster/dask_engine",
     "distributed": "cluster/dask_engine cluster/dask_worker",
     "sklearn": "estimators/ models/sklearn_model",

@@ -9,6 +9,7 @@ import lzma
 import os
 import struct
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,20 @@ def test_what_is_damaged_after_the_first_stream_is_refused(codec: str, tmp_path:
         (tmp_path / "data").write_bytes(stream + rest)
         with pytest.raises(DataError, match="data: expected a whole compressed file"):
             parse(tmp_path / "data")
+
+
+@pytest.mark.parametrize("codec", ["gzip", "bz2", "xz"])
+def test_a_flipped_byte_is_refused_or_changes_no_row(codec: str, tmp_path: Path) -> None:
+    """The time in the header of gzip says nothing of the text; zstd has no checksum unless asked for one."""
+    (tmp_path / "data").write_bytes(TEXT)
+    expected = parse(tmp_path / "data")
+    stream = COMPRESS[codec](TEXT)
+    for place in [*range(4, 12), *range(100, len(stream), len(stream) // 20), len(stream) - 6]:
+        flipped = bytearray(stream)
+        flipped[place] ^= 0x55
+        (tmp_path / "data").write_bytes(flipped)
+        with suppress(DataError):
+            assert parse(tmp_path / "data") == expected
 
 
 def test_zeros_in_fours_may_stand_between_and_after_xz_streams(tmp_path: Path) -> None:

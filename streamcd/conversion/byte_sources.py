@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from isal import igzip, isal_zlib
 
 from ..core.errors import DataError, file_named
 from ..core.memory_budget import format_size
@@ -37,6 +38,11 @@ PADDING = 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_READ_BYTES = 1 << 18
+_DAMAGE: tuple[type[Exception], ...] = (
+    EOFError,
+    lzma.LZMAError,
+    isal_zlib.error,  # type: ignore[assignment]  # its stub calls the class an instance
+)
 _DELIMITERS = ",;\t|"
 _LIBSVM_TOKEN = re.compile(r"(?:qid|[0-9]+):")
 
@@ -96,7 +102,7 @@ def read_head(path: str, decoder_bytes: int) -> bytes:
     raw, text, n_bytes = _open(Piece(path)), bytearray(), HEAD_BYTES + len(_BYTE_ORDER_MARK)
     if path == STANDARD_INPUT:
         raw = _Input(io.BytesIO(raw.peek(n_bytes)))
-    with raw, suppress(EOFError, lzma.LZMAError, OSError):  # what is cut off, or damaged, ends here
+    with raw, suppress(OSError, *_DAMAGE):  # what is cut off, or damaged, ends here
         file = _decompressed(raw, path, decoder_bytes)
         while len(text) < n_bytes and (more := file.read(1 << 14)):
             text += more
@@ -167,6 +173,8 @@ def _decompressed(raw: _Input, name: str, memory_bytes: int) -> Any:
         return raw
     if codec == "xz":
         return _XzStreams(raw, name, memory_bytes)
+    if codec == "gzip":  # three times as fast as Arrow's
+        return igzip.IGzipFile(mode="rb", fileobj=raw)
     import pyarrow as pa  # only compressed input needs it
 
     return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
@@ -274,7 +282,7 @@ def _fill(file: Any, buffer: bytearray, part: slice, name: str) -> int:
     """Read until a part of a buffer is full or the source ends; return the bytes read."""
     filled, found = 0, "expected a whole compressed file, found a truncated or damaged one"
     with (
-        refusing_damage((EOFError, lzma.LZMAError), found, name),
+        refusing_damage(_DAMAGE, found, name),
         file_named(name),
         memoryview(buffer)[part] as view,
     ):

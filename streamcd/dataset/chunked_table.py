@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from ..core import storage
 from ..core.errors import DatasetError
@@ -138,7 +138,7 @@ class ChunkedTable:
             data = None if self._ring is None else self._ring.take(part.path, offset)
             data = part.fetch(offset, n_bytes) if data is None else data
             if verify:
-                if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
+                if crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
                     if self.cache is not None and isinstance(part.path, Path):
                         part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
                     raise ValueError("not the bytes that the chunk table records: replaced or changed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from ..core.errors import file_named
 from ..core.files import content_digest, sync, write_metadata
@@ -110,7 +110,7 @@ def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str
             digest.update(file.read(start - file.tell()))
             data = file.read(n_bytes)
             digest.update(data)
-            crcs.append(zlib.crc32(data))
+            crcs.append(crc32(data))
         while data := file.read(_PAGE_BYTES):
             digest.update(data)
         found = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from ..core.errors import CheckpointError, file_named
 from ..core.files import make_directory
@@ -241,5 +241,5 @@ def _checksum(buffers: Sequence[bytes | memoryview]) -> bytes:
     """Compute the CRC-32 of buffers, one after the other, as it stands in a header."""
     checksum = 0
     for buffer in buffers:
-        checksum = zlib.crc32(buffer, checksum)
+        checksum = crc32(buffer, checksum)
     return checksum.to_bytes(4, "little")
