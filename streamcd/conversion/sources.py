@@ -265,9 +265,12 @@ class Task(NamedTuple):
 
 
 def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
-    """Cut a source into pieces that end with a row, a task each, and count their rows."""
+    """Cut a source into pieces that end with a row, a task each, and count their rows where there are several."""
     reader = source.reader
-    for pieces in (reader.pieces(n_tasks), reader.pieces()):
+    pieces = reader.pieces(n_tasks)
+    if len(pieces) == 1:
+        return [Task(0, pieces)]
+    for pieces in (pieces, reader.pieces()):
         sizes = [piece.n_bytes for piece in pieces]
         counted: list[Counted] = pool.run(
             reader.count, [(piece,) for piece in pieces], phase="count", sizes=sizes
