@@ -37,6 +37,13 @@ def opened(dataset: Dataset, plan: Plan, seed: int = 1, **options: Any) -> Strea
     return Stream(open_dataset(dataset.path), plan, LAYOUT, seed, **options)
 
 
+@pytest.fixture(params=[1, 2], ids=["one reader", "two readers"])
+def readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode resident data by so many threads; little data is decoded by the caller otherwise."""
+    monkeypatch.setattr("streamcd.stream.stream._FEW_ENTRIES", 0)
+    monkeypatch.setattr("streamcd.stream.stream.available_cores", lambda: request.param)
+
+
 def chunks_of(dataset: Dataset, plan: Plan, reads: range, seed: int = 1) -> list[list[list[int]]]:
     with opened(dataset, plan, seed) as stream:
         return [[window.chunks.tolist() for window in stream.windows(read)] for read in reads]
@@ -114,6 +121,7 @@ def assert_holds_the_data(window: Window, dataset: Dataset) -> None:
         np.testing.assert_array_equal(arena.value[first:last], expected.value)
 
 
+@pytest.mark.usefixtures("readers")
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("n_chunks", [1, 4, None])
 def test_windows_hold_what_the_dataset_holds(dataset: Dataset, n_chunks: int | None, resident: bool) -> None:
@@ -125,6 +133,7 @@ def test_windows_hold_what_the_dataset_holds(dataset: Dataset, n_chunks: int | N
                 assert_holds_the_data(window, other)
 
 
+@pytest.mark.usefixtures("readers")
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_read_can_be_left_and_begun_anywhere(dataset: Dataset, resident: bool) -> None:
     """What was read ahead for another place is dropped, and never handed out as something else."""
@@ -194,8 +203,10 @@ def test_random_keys_differ() -> None:
     assert len(keys) == 8000
 
 
-def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset) -> None:
-    stream = opened(dataset, windows_of(dataset, 2))
+@pytest.mark.usefixtures("readers")
+@pytest.mark.parametrize("resident", [False, True])
+def test_damage_met_by_the_reading_thread_reaches_the_caller(dataset: Dataset, resident: bool) -> None:
+    stream = opened(dataset, windows_of(dataset, 2, resident=resident))
     name = dataset.path / dataset.manifest["parts"][1]["entries"]
     data = bytearray(name.read_bytes())
     data[len(data) // 3 : len(data) // 3 + 40] = bytes(40)

@@ -267,10 +267,10 @@ class Task(NamedTuple):
 def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
     """Cut a source into pieces that end with a row, a task each, and count their rows where there are several."""
     reader = source.reader
-    pieces = reader.pieces(n_tasks)
-    if len(pieces) == 1:
-        return [Task(0, pieces)]
-    for pieces in (pieces, reader.pieces()):
+    cut = reader.pieces(n_tasks)
+    if len(cut) == 1:
+        return [Task(0, cut)]
+    for pieces in (cut, reader.pieces()):
         sizes = [piece.n_bytes for piece in pieces]
         counted: list[Counted] = pool.run(
             reader.count, [(piece,) for piece in pieces], phase="count", sizes=sizes

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # with kernels, which plans are read without
 _FOOTER_BYTES = 200_000  # of an open Parquet file with a few hundred row groups
 _HELD_SHARE = 0.9  # of what the least windows leave, for columns that are held
 
+RESIDENT_READERS = 2
+"""Threads that decode what stays in memory: one takes longer than the first pass over it."""
+
 PAGE_BYTES = 1 << 20
 """Bytes of a page of rows: enough for the full speed of the disk, and small compared with any memory budget."""
 
@@ -105,7 +108,7 @@ def plan_shards(table: ChunkedTable, budget: int, memory: SolverMemory) -> tuple
     n_shards = table.n_shards
     if RUNNING_BYTES + resident_bytes(table, memory) > budget:
         items, entries = slot_size(table)
-        left = budget - RUNNING_BYTES - memory.weights - memory.rows - _reading_bytes(table)
+        left = budget - RUNNING_BYTES - memory.weights - memory.rows - _reading_bytes(table, RESIDENT_READERS)
         n_shards = min(left // _decoded_bytes(table, memory, entries, items), table.n_shards - 1)
     return (_resident_plan(table, memory.layout), n_shards) if n_shards > 0 else None
 
@@ -113,7 +116,7 @@ def plan_shards(table: ChunkedTable, budget: int, memory: SolverMemory) -> tuple
 def resident_bytes(table: ChunkedTable, memory: SolverMemory) -> int:
     """Return the bytes of a training that keeps all data in memory, beside interpreter and libraries."""
     data = _decoded_bytes(table, memory, table.n_entries, table.n_items)
-    return memory.weights + memory.rows + _reading_bytes(table) + data
+    return memory.weights + memory.rows + _reading_bytes(table, RESIDENT_READERS) + data
 
 
 def _decoded_bytes(table: ChunkedTable, memory: SolverMemory, n_entries: int, n_items: int) -> int:
@@ -180,14 +183,14 @@ def window_size(table: ChunkedTable, plan: Plan) -> tuple[int, int]:
     )
 
 
-def _reading_bytes(table: ChunkedTable) -> int:
+def _reading_bytes(table: ChunkedTable, n_readers: int = 1) -> int:
     """Estimate the memory of reading: a chunk encoded and decoded, Arrow's copies of both, read-ahead, what allocators keep,
     footers, and the table of chunks with those of slots and of copies.
     """
     entries, items, _ = _largest(table)
     ahead = min(2 * AHEAD_BYTES, table.n_entries * table.entry_bytes)
     tables = _FOOTER_BYTES * min(2 * MAX_OPEN_PARTS, 2 * table.n_shards) + 100 * table.n_chunks
-    return 4 * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
+    return 4 * n_readers * (entries * table.entry_bytes + items * 40) + ahead + tables + table.client_bytes
 
 
 def slot_size(table: ChunkedTable) -> tuple[int, int]:

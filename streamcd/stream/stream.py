@@ -18,14 +18,15 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import page_cache_room
+from ..core.parallel import Threads, available_cores
 from ..core.setting import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import shuffle
 from .active_rows import ActiveRows
-from .arenas import ColumnLayout, RowLayout, Window
-from .memory_plan import Plan, long_units, slot_size, window_size
+from .arenas import ColumnLayout, Decoder, RowLayout, Window
+from .memory_plan import RESIDENT_READERS, Plan, long_units, slot_size, window_size
 
 _FEW_ENTRIES = 1 << 20
 """Resident entries that are read within some ms, in the only window: a thread of their own takes longer to wake up."""
@@ -37,9 +38,9 @@ Loading = tuple[Window, Future[int] | None]
 
 
 class Stream:
-    """Reader of windows; while the caller works on one, another thread decodes the next.
+    """Reader of windows; while the caller works on one, another thread decodes the next, two where the data are resident.
 
-    Until `close`, only that thread may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. If the data are
+    Until `close`, only these threads may use `dataset`, which assigns rows to `n_folds` folds, 0 for none. If the data are
     resident, `n_shards` is the number of shards that have room (`restrict` says which), all if omitted. `folder` is a
     directory for copies of active rows (`keep_active`), which are not made without one. No window has more than
     `largest_window_items`.
@@ -70,7 +71,8 @@ class Stream:
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         self.read_seconds = 0.0
         # past the page cache where it cannot hold the data; else later reads need no disk
-        if n_bytes and (self.table.client_bytes or n_bytes > 0.6 * page_cache_room()):
+        past_cache = n_bytes > 0 and (self.table.client_bytes > 0 or n_bytes > 0.6 * page_cache_room())
+        if past_cache:
             self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
         size = (
@@ -84,7 +86,12 @@ class Stream:
         )  # chunks of which this read takes the active rows
         if isinstance(layout, RowLayout) and not plan.resident and n_bytes and folder:
             self._active = ActiveRows(dataset, self._arenas[0], folder)
-        self._decode = layout.decoder(self.table, seed, n_folds)  # type: ignore[arg-type]
+        self._tables = [self.table]
+        if plan.resident and not self._at_once and not past_cache:
+            n_readers = min(RESIDENT_READERS, available_cores())
+            self._tables += [self.table.reopen() for _ in range(1, n_readers)]
+        self._decoders = [layout.decoder(table, seed, n_folds) for table in self._tables]  # type: ignore[arg-type]
+        self._readers = Threads(len(self._tables))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self._hinted = np.zeros(0, dtype=np.int64)
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
@@ -168,7 +175,9 @@ class Stream:
     def close(self, *_: object) -> None:
         """Stop the reading thread and close the dataset's files."""
         self._thread.shutdown(cancel_futures=True)
-        self.table.close()
+        self._readers.close()
+        for table in self._tables:
+            table.close()
         if self._active is not None:
             self._active.close()
 
@@ -248,9 +257,9 @@ class Stream:
     ) -> int:
         """Load chunks, in the thread, to offsets of items and entries in the arena; returns the bytes read.
 
-        Chunks of `hint` are to follow: they are announced.
+        Chunks of `hint` are to follow: they are announced. Each reader takes the next chunk as soon as it is free.
         """
-        started, n_bytes = time.monotonic(), 0
+        started = time.monotonic()
         if self.plan.resident:
             missing = ~self._seen[chunks]
             chunks, items, entries = chunks[missing], items[missing], entries[missing]
@@ -259,15 +268,21 @@ class Stream:
         for some in (hint,) if np.array_equal(chunks, self._hinted) else (chunks, hint):
             self.table.announce(some[~self._copied[some]].tolist())
         self._hinted = hint
-        for chunk, item, entry in zip(chunks.tolist(), items.tolist(), entries.tolist(), strict=True):
-            if self._active is not None and self._copied[chunk]:
-                n_bytes += self._active.load(arena, chunk, item, entry)
-            else:
-                self._decode(arena, chunk, item, entry, not self._seen[chunk])
+        remaining = iter(list(zip(chunks.tolist(), items.tolist(), entries.tolist(), strict=True)))
+        n_bytes = list[int]()
+
+        def read(decode: Decoder) -> None:
+            for chunk, item, entry in remaining:
+                if self._active is not None and self._copied[chunk]:
+                    n_bytes.append(self._active.load(arena, chunk, item, entry))
+                    continue
+                decode(arena, chunk, item, entry, not self._seen[chunk])
                 self._seen[chunk] = True
-                n_bytes += self.table.chunk_bytes(chunk)
+                n_bytes.append(self.table.chunk_bytes(chunk))
+
+        self._readers.run([functools.partial(read, decode) for decode in self._decoders])
         self.read_seconds += time.monotonic() - started
-        return n_bytes
+        return sum(n_bytes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
