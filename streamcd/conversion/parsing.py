@@ -25,7 +25,7 @@ from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures
 from .numbering import LABELS, save_strings
 from .rows import NARROW, Counts, RowBatch, Rows, are_weights
-from .sources import LIBSVM, Block, Piece, Source, Task
+from .sources import EXACT_LABEL, LIBSVM, NUMBER_ANEW, Block, Piece, Source, Task
 
 if TYPE_CHECKING:
     from ..models.table_encoder import StringTable
@@ -104,6 +104,9 @@ def _labels(source: Source, block: Block, numbered: _Numbered | None) -> np.ndar
     bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
     if bad.size:
         raise refusal(int(bad[0]), f"a {word}")
+    large = np.flatnonzero(np.abs(label) >= reading.end_label)
+    if large.size:
+        raise refusal(int(large[0]), EXACT_LABEL, remedy=NUMBER_ANEW)
     return label
 
 
@@ -128,10 +131,13 @@ def _of_rows(
     if name:
         given = block.content.column(name) if name in block.content.schema.names else None
 
-    def refusal(row: int, expected: str, found: Any = None) -> DataError:
+    def refusal(row: int, expected: str, found: Any = None, remedy: str = "correct the data") -> DataError:
         place = block.place(row) + (f": column {name!r}" if name else "")
         found = given[row] if found is None else found
-        return DataError(f"{place}: expected {expected}, found {found}; correct the data")
+        if isinstance(found, pa.Scalar) and not found.is_valid:
+            found = "an empty field"
+            remedy = "fill it in, or leave such rows out before (docs/tables.md, 'Put right before')"
+        return DataError(f"{place}: expected {expected}, found {found}; {remedy}")
 
     if given is None:
         return None, refusal

@@ -35,6 +35,10 @@ FIRST_ROWS = 2000
 MOST_BATCH_ROWS = 1 << 16
 """Rows of a table that are encoded at a time, at most."""
 
+EXACT_LABEL = "a label below 2^53 in size, where whole numbers are exact"
+NUMBER_ANEW = "number the classes anew, or give --target for numbers to predict"
+"""Words of a label that is too large: in float64 it may stand for several."""
+
 LABEL = "label"
 """Name of the column of labels beside a frame."""
 
@@ -67,6 +71,11 @@ class Reading:
         if self.n_features is None:
             return MAX_FEATURES + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
+
+    @property
+    def end_label(self) -> float:
+        """The least size of a number that is no label; targets may have any."""
+        return 2.0**53 if self.needs_label and self.label_word == "label" else np.inf
 
 
 class Piece(NamedTuple):

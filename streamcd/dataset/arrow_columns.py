@@ -11,6 +11,7 @@ import errno
 import functools
 import hashlib
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -259,15 +260,16 @@ def have_dates(array: pa.Array) -> bool:
 def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Return the distinct numbers as text, and the place of each row's among them, -1 for null and NaN.
 
-    Whole numbers have no decimal point, whatever their type.
+    Whole numbers have all their digits and no decimal point, whatever their type.
     """
-    numbers = numbers_of(array).astype(np.float64) + 0.0  # -0 is 0
-    known = ~np.isnan(numbers)
-    distinct, found = np.unique(numbers[known], return_inverse=True)
-    places = np.full(numbers.size, -1)
-    places[known] = found
-    texts = (str(int(n)) if n.is_integer() else repr(n) for n in distinct.tolist())
-    return arrow_strings(texts), places
+    values, places = dictionary_of(array)
+    numbers = [math.nan if number is None else number for number in values.to_pylist()]
+    texts = [
+        str(int(number)) if math.isfinite(number) and number == int(number) else repr(float(number))
+        for number in numbers
+    ]
+    known = np.array([*(not math.isnan(number) for number in numbers), False])
+    return arrow_strings(texts), np.where(known[places], places, -1)
 
 
 def described_origin(origin: int) -> str:
