@@ -184,6 +184,7 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
         decoder_bytes=max(plan.statistics_bytes, LEAST_DECODER_BYTES),
         batch_bytes=plan.statistics_bytes // 2,
         index_base=like.indices.base if like else index_base,
+        any_width=options.compact or options.n_features is not None or like is not None,
         n_features=like.n_features if like and not widens else options.n_features,
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,

@@ -135,7 +135,10 @@ def _token(block: ByteBlock, state: np.ndarray) -> str:
 def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    reader, n_weights = LibsvmReader(paths, Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, label_word="weight")), 0
+    reader, n_weights = (
+        LibsvmReader(paths, Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, label_word="weight")),
+        0,
+    )
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label

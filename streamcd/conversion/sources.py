@@ -54,6 +54,9 @@ class Reading:
     batch_bytes: int = 64 << 20  # of tables, decoded
     # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
     index_base: int | None = None
+    any_width: bool = (
+        False  # of matrices: the number of features is known, or is that of the indices that occur
+    )
     n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
     ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
     needs_label: bool = True  # else a row of text may begin with an entry; a missing label is NaN
@@ -300,8 +303,9 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
 class MemoryReader(TableReader):
     """Batches of a program's data: each a record batch of Arrow's, or a matrix, with labels and weights."""
 
-    first: list[tuple[Any, Any, Any]]  # one, until it is read
+    first: list[tuple[Any, Any, Any]]  # those that tell the columns, until they are read
     others: Iterator[tuple[Any, Any, Any]]
+    any_width: bool = False  # as in `Reading`
     paths: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema:
@@ -311,16 +315,27 @@ class MemoryReader(TableReader):
         return self.first[0][0].slice(0, FIRST_ROWS)
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        expected, before = "", 0
-        for content, label, weight in chain([self.first.pop()], self.others):
-            found = "a frame"
+        from .table_columns import index_of
+
+        expected, columns, before = "", set[str](), 0
+        for number, (content, label, weight) in enumerate(chain([self.first.pop()], self.others), 1):
+            found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
-                shape = f"{content.shape[1]:,} columns" if isinstance(content, np.ndarray) else "sparse rows"
-                found = f"{shape} {'without' if weight is None else 'with'} weights"
+                width = "" if self.any_width else f" of {content.shape[1]:,} columns"
+                remedy = "; if column k is the same in all, give n_features=" if width else ""
+                kind = "an array" if isinstance(content, np.ndarray) else "a sparse matrix"
+                found = f"{kind}{width} {'without' if weight is None else 'with'} weights"
+            elif not self.any_width:
+                names = set(content.schema.names) - set(index_of(content.schema))
+                columns = columns or names
+                if odd := columns - names or names - columns:
+                    listed = first_of(sorted(map(repr, odd)), 5)
+                    raise DataError(
+                        f"{place}: expected the columns of the first block, found "
+                        f"{f'{listed} besides' if odd <= names else f'no {listed}'}; give all blocks the same columns"
+                    )
             if found != (expected := expected or found):
-                raise DataError(
-                    f"row {before + 1}: expected {expected}, as in the first batch, found {found}"
-                )
+                raise DataError(f"{place}: expected {expected}, as in the first block, found {found}{remedy}")
             yield Block("", before, content, 0, label, weight)
             before += content.shape[0]
 
@@ -338,7 +353,7 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches), first
+    reader, (X, y, weight) = MemoryReader([first], batches, reading.any_width), first
     if isinstance(X, pa.RecordBatch):
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)

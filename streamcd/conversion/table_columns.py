@@ -63,7 +63,7 @@ def _as_text(column: pa.Array) -> pa.Array | None:
     return None
 
 
-def _index_of(schema: pa.Schema) -> list[str]:
+def index_of(schema: pa.Schema) -> list[str]:
     """Return the columns that pandas' metadata of an Arrow schema name as the index: no features, unless asked for."""
     try:
         columns = json.loads((schema.metadata or {})[b"pandas"]).get("index_columns", [])
@@ -121,7 +121,7 @@ def choose_encoding(
 
     `first` has the first rows of all columns. Of times the first is the origin.
     """
-    types, index = column_types(schema, name), _index_of(schema)
+    types, index = column_types(schema, name), index_of(schema)
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "

@@ -118,6 +118,7 @@ class RowsToScore:
             decoder_bytes=decoder_bytes,
             batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + batch_bytes,
             index_base=model.index_base,
+            any_width=True,
             n_features=model.n_features if ends else None,
             ignore_beyond=ends,
             needs_label=False,
