@@ -108,7 +108,7 @@ def _complaint(
     return {
         kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
         kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
-        if allowed.end_label == np.inf
+        if status == kernels.LABEL_RANGE and np.isinf(float(token))
         else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW}",
         kernels.RANGE: f"expected a number that is finite in {value_dtype}, {found}; "
         + ("rescale it" if wide else "convert with --dtype float64"),

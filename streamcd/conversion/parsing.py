@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..core.parallel import Tell, ahead
 from ..core.storage import Url, location
-from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
+from ..dataset.arrow_columns import RECIPES, arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_features import SourceIndices
 from ..kernels import rows as kernels
@@ -82,6 +82,7 @@ def row_batches(
                 max_index=max(largest, counts.max_index),
                 max_location=location,
                 unseen=dict(encoder.unseen),
+                odd=dict(encoder.odd),
                 unindicated=encoder.unindicated,
                 n_missing=encoder.n_missing + 0,
             )
@@ -123,7 +124,7 @@ def _weights(source: Source, block: Block) -> np.ndarray:
 
 def _of_rows(
     block: Block, name: str, given: Any, word: str, numbered: _Numbered | None = None
-) -> tuple[np.ndarray | None, Callable[[int, str], DataError]]:
+) -> tuple[np.ndarray | None, Callable[..., DataError]]:
     """Return the numbers of a block's rows, of a table's column `name` or `given` beside a matrix; None where none are.
 
     Also returns the error of one that is not as expected. Names are `numbered`.
@@ -136,7 +137,7 @@ def _of_rows(
         found = given[row] if found is None else found
         if isinstance(found, pa.Scalar) and not found.is_valid:
             found = "an empty field"
-            remedy = "fill it in, or leave such rows out before (docs/tables.md, 'Put right before')"
+            remedy = f"fill it in, or leave such rows out before ({RECIPES})"
         return DataError(f"{place}: expected {expected}, found {found}; {remedy}")
 
     if given is None:

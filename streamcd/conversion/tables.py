@@ -20,7 +20,7 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
-from ..dataset.arrow_columns import arrow_strings, flat_columns, one_batch, parquet_file
+from ..dataset.arrow_columns import arrow_strings, flat_columns, one_batch, parquet_file, resized
 from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
 from .table_columns import column_types
 
@@ -64,21 +64,37 @@ class FileReader(TableReader):
         return found
 
     def first_rows(self) -> pa.RecordBatch:
-        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        path, schema = self.paths[0], self.schema(self.paths[0])
-        types, n = [*column_types(schema, path).items()], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
-        columns: dict[str, pa.ChunkedArray] = {}
-        for k in range(0, len(types), n):
-            batches: list[pa.RecordBatch] = []
-            for block in self.blocks(Piece(path), dict(types[k : k + n])):
-                batches.append(block.content)
-                if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
-                    break
-            if batches:
-                table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
-                columns |= zip(table.column_names, table.columns, strict=True)
-        found = pa.Table.from_arrays([*columns.values()], [*columns])
-        return one_batch(found if columns else flat_columns(schema.empty_table()))
+        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do.
+
+        A column that has no type in a file, but nulls, is that of a later one.
+        """
+        n, n_rows = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES)), -1
+        empty = flat_columns(self.schema(self.paths[0]).empty_table())
+        columns, lacking = dict(zip(empty.schema.names, empty.columns, strict=True)), {*empty.schema.names}
+        for path in self.paths:
+            own = column_types(self.schema(path), path).items()
+            types = [
+                (name, kind) for name, kind in own if name in lacking and (n_rows < 0 or kind != "nothing")
+            ]
+            for k in range(0, len(types), n):
+                batches: list[pa.RecordBatch] = []
+                for block in self.blocks(Piece(path), dict(types[k : k + n])):
+                    batches.append(block.content)
+                    if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+                        break
+                if batches:
+                    table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
+                    n_rows = table.num_rows if n_rows < 0 else n_rows
+                    for name, column in zip(table.column_names, table.columns, strict=True):
+                        columns[name] = resized(column, n_rows)
+            n_rows = max(n_rows, 0)
+            lacking -= {name for name, kind in types if kind != "nothing"}
+            if not lacking:
+                break
+        return one_batch(pa.Table.from_arrays([*columns.values()], [*columns]))
+
+    def first_block(self, name: str) -> Block:
+        return next(self.blocks(Piece(self.paths[0]), {name: "string"}))
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""

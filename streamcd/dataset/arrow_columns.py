@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.errors import DataError, DatasetError, EnvironmentFailure, StreamcdError
+from ..core.errors import DataError, DatasetError, EnvironmentFailure, StreamcdError, shortened
 from ..core.storage import Location, Url, open_bytes
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -128,6 +128,12 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     empty = [pa.nulls(0, field.type) for field in table.schema]
     return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
+
+
+def resized(column: pa.ChunkedArray, n: int) -> pa.ChunkedArray:
+    """Return the first `n` elements, with nulls after them where there are fewer."""
+    more = pa.nulls(max(n - len(column), 0), column.type)
+    return pa.chunked_array([*column.slice(0, n).chunks, more], column.type)
 
 
 def valid_of(array: pa.Array) -> np.ndarray:
@@ -270,6 +276,42 @@ def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     ]
     known = np.array([*(not math.isnan(number) for number in numbers), False])
     return arrow_strings(texts), np.where(known[places], places, -1)
+
+
+_NUMBER, _COMMAS = (
+    rf"^\s*[-+]?{digits}([eE][-+]?[0-9]+)?\s*$"
+    for digits in (r"([0-9]+\.?[0-9]*|\.[0-9]+)", r"[0-9.]*,[0-9]+")
+)
+NUMBER, COMMA, WORD = range(3)
+"""Forms of strings: a number, a number with a decimal comma, another text."""
+
+RECIPES = "docs/tables.md, 'Put right before'"
+
+MOST_ODD = 0.1
+"""Share of strings that are no numbers up to which a column is taken for one of numbers."""
+
+
+def forms_of(strings: pa.Array) -> np.ndarray:
+    """Return the forms of strings; that of a null is `NUMBER`."""
+    import pyarrow.compute as pc
+
+    texts = strings_of(strings)[0].to_arrow()
+    forms = np.full(len(texts), WORD, np.int8)
+    for form, pattern in ((COMMA, _COMMAS), (NUMBER, _NUMBER)):
+        forms[numbers_of(pc.match_substring_regex(texts, pattern)).astype(np.bool_)] = form
+    valid = valid_of(strings)
+    if valid.size:
+        forms[~valid] = NUMBER
+    return forms
+
+
+def odd_value(place: str, value: pa.Scalar, form: int) -> str:
+    """Describe a value of a column that is taken as text, though nearly all of it looks like numbers."""
+    what, change = "is no number, nearly all of the column are", "turn such words into missing values"
+    if form == COMMA:
+        what, change = "looks like a number with a decimal comma", "turn the commas into points"
+    text = shortened(str(value), 40)
+    return f"{place}: {text!r} {what}: it is taken as text; to have numbers, {change} before ({RECIPES})"
 
 
 def described_origin(origin: int) -> str:

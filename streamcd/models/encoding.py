@@ -322,7 +322,7 @@ class Unknown(NamedTuple):
     example: str  # the first of them; empty where values are missing
 
 
-def add_unknown(total: dict[str, Unknown], more: Mapping[str, Unknown]) -> None:
+def add_unknown(total: dict[Any, Unknown], more: Mapping[Any, Unknown]) -> None:
     """Take in, by column, the values of rows that come later."""
     for name, (n_values, example) in more.items():
         before = total.get(name, Unknown(0, example))
