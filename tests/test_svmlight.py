@@ -221,7 +221,7 @@ def plain_twin(text: str) -> int | list[tuple[float, list[tuple[int, float]]]]:
             continue
         row: list[tuple[int, float]] = []
         last = -1
-        if not re.fullmatch(number, tokens[0]) or np.isinf(float(tokens[0])):
+        if not re.fullmatch(number, tokens[0]) or abs(float(tokens[0])) >= 2**53:
             return n
         for token in tokens[1:]:
             if token.startswith("qid:") and re.fullmatch(r"[^\x00-\x20]*", token):

@@ -37,12 +37,21 @@ NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 """Texts that stand for a missing value."""
 
 
-def record_starts(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def record_starts(text: np.ndarray, delimiter: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Return where the records and the ends of lines of a text are, and the end of the last whole record.
 
-    A newline between quotes is part of a record; blank lines are none. The last record may lack a quote that closes it.
+    A newline between quotes is part of a record; blank lines are none. The last record may lack a quote that closes it. As
+    for Arrow, quotes within a cell that does not begin with one are text.
     """
     newlines, quotes = (np.flatnonzero(text == byte) for byte in b'\n"')
+    begins_cell = (quotes == 0) | np.isin(text[quotes - 1], [*b"\r\n", ord(delimiter)])
+    if not (begins_cell | (np.diff(quotes, prepend=-2) == 1))[::2].all():
+        special = list[int]()
+        for quote, begins in zip(quotes.tolist(), begins_cell.tolist(), strict=True):
+            # it opens a cell, closes it, or is doubled
+            if begins or len(special) % 2 or special[-1:] == [quote - 1]:
+                special.append(quote)
+        quotes = np.array(special, np.int64)
     ends = newlines[np.searchsorted(quotes, newlines) % 2 == 0] if quotes.size else newlines
     starts = np.concatenate([[0], ends + 1])
     end = int(starts[-1])
@@ -62,10 +71,10 @@ class CsvReader(TextReader, TableReader):
     def last_end(self, buffer: bytearray, size: int) -> int:
         if buffer.find(b'"', 0, size) < 0:
             return super().last_end(buffer, size)
-        return record_starts(np.frombuffer(buffer, np.uint8, size))[2]
+        return record_starts(np.frombuffer(buffer, np.uint8, size), self._delimiter)[2]
 
     def count_block(self, block: ByteBlock) -> Counted:
-        starts, newlines, end = record_starts(block.text[: block.stop])
+        starts, newlines, end = record_starts(block.text[: block.stop], self._delimiter)
         return Counted(max(starts.size - block.first, 0), newlines.size, end == block.stop)
 
     def renamed(self) -> dict[str, str]:
@@ -93,7 +102,7 @@ class CsvReader(TextReader, TableReader):
         """
         path = self.paths[0]
         (names, start), text = self._headers[path], self._sample(path)
-        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == HEAD_BYTES else len(text)
+        end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
         rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
         table, lines, _ = self._read(rows, path, list(names), {}, line)
         columns = dict(zip(table.column_names, table.columns, strict=True))
@@ -138,7 +147,7 @@ class CsvReader(TextReader, TableReader):
 
     def _header(self, path: str) -> tuple[dict[str, str], int]:
         text, found = self._sample(path), list[str]()
-        starts = record_starts(np.frombuffer(text + b"\n", np.uint8))[0].tolist() or [0]
+        starts = record_starts(np.frombuffer(text + b"\n", np.uint8), self._delimiter)[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
         line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
@@ -201,7 +210,7 @@ class CsvReader(TextReader, TableReader):
 
         Also returns the lines of the rows, and the number of all lines.
         """
-        starts, newlines, _ = record_starts(text)
+        starts, newlines, _ = record_starts(text, self._delimiter)
         if not starts.size:
             return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
         lines = line + 1 + np.searchsorted(newlines, starts)

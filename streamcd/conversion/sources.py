@@ -339,10 +339,11 @@ class MemoryReader(TableReader):
         for number, (content, label, weight) in enumerate(chain(first, self.others), 1):
             found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
-                width = "" if self.any_width else f" of {content.shape[1]:,} columns"
-                remedy = "; if column k is the same in all, give n_features=" if width else ""
-                kind = "an array" if isinstance(content, np.ndarray) else "a sparse matrix"
-                found = f"{kind}{width} {'without' if weight is None else 'with'} weights"
+                found = "" if isinstance(content, np.ndarray) else "sparse rows of "
+                found += "any columns" if self.any_width else f"{content.shape[1]:,} columns"
+                weights = f" {'without' if weight is None else 'with'} weights"
+                remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
+                found += weights
             elif not self.any_width:
                 names = set(content.schema.names) - set(index_of(content.schema))
                 columns = columns or names
