@@ -210,11 +210,16 @@ class CsvReader(TextReader, TableReader):
 
         Also returns the lines of the rows, and the number of all lines.
         """
-        starts, newlines, _ = record_starts(text, self._delimiter)
+        starts, newlines, end = record_starts(text, self._delimiter)
         if not starts.size:
             return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
         lines = line + 1 + np.searchsorted(newlines, starts)
         place = Block(display_name(path), 0, None, lines=lines).place
+        if end < text.size:
+            found = bytes(text[end : end + 60]).decode(errors="replace")
+            raise DataError(
+                f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
+            )
         buffer, columns, names = pa.py_buffer(text), list[Any](), [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):

@@ -182,6 +182,8 @@ def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
 
 def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Return the different values of an array and the place of each element among them, -1 for null."""
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.large_string())  # whose dictionary has no null
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     places = numbers_of(array.indices) if not array.null_count else filled(array.indices.cast(pa.int64()), -1)
