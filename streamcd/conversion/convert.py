@@ -103,8 +103,6 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     for name, reason in source.unused.items():
         if not name.startswith("__index_level_"):  # as pandas names an index without a name
             listener.message(f"column {name!r} is not used: {reason}")
-    for warning in source.warnings:
-        listener.warning(warning)
     for name, reason in source.renamed.items():
         listener.message(f"column {name!r} is named so: {reason}")
     with (

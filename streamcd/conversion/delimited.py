@@ -9,6 +9,7 @@ from csv import Error as RecordError
 from csv import reader as csv_reader
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,16 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError, refuse
 from ..core.parallel import ahead
-from ..dataset.arrow_columns import COMMA, RECIPES, arrow_strings, forms_of, one_batch, resized, strings_of
+from ..dataset.arrow_columns import (
+    COMMA,
+    RECIPES,
+    arrow_strings,
+    forms_of,
+    one_batch,
+    strings_of,
+    untyped,
+    with_later_types,
+)
 from .byte_sources import HEAD_BYTES, ByteBlock, TextReader, delimiter_of, read_head
 from .options import TableOptions
 from .sources import (
@@ -105,33 +115,23 @@ class CsvReader(TextReader, TableReader):
         end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
         rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
         table, lines, _ = self._read(rows, path, list(names), {}, line)
-        columns = dict(zip(table.column_names, table.columns, strict=True))
         whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
         if re.search(rb"0[xX]", text):  # hexadecimal, of which Arrow makes whole numbers here alone
             texts = self._read(rows, path, whole, dict.fromkeys(whole, pa.large_string()), line)[0]
-            for name, column in zip(texts.column_names, texts.columns, strict=True):
+            for name, column in zip(whole, texts.columns, strict=True):
                 if any(np.isin(strings_of(part)[0].data, [*b"xX"]).any() for part in column.chunks):
-                    columns[name] = column
-        for name, column in self._later_values(columns).items():
-            columns[name] = resized(column, table.num_rows)
-        return pa.Table.from_arrays([*columns.values()], [*columns]), lines
-
-    def _later_values(self, columns: Mapping[str, pa.ChunkedArray]) -> dict[str, pa.ChunkedArray]:
-        """Return the first values of those of `columns` that have none, as far as some blocks of text have any."""
-        lacking = [name for name, column in columns.items() if pa.types.is_null(column.type)]
-        found, n_bytes = dict[str, pa.ChunkedArray](), 0
-        for path in self.paths:
-            chosen = [name for name in lacking if name in self._headers[path][0]]
-            if path == STANDARD_INPUT or not chosen or n_bytes > _MOST_AHEAD_BYTES:
-                continue
-            for text, table, _ in self._tables(Piece(path), chosen, {}, 0):
-                for field, column in zip(table.schema, table.columns, strict=True):
-                    if not pa.types.is_null(field.type):
-                        found.setdefault(field.name, column)
-                lacking, n_bytes = [name for name in lacking if name not in found], n_bytes + text.stop
-                if not lacking or n_bytes > _MOST_AHEAD_BYTES:
-                    break
-        return found
+                    table = table.set_column(table.schema.names.index(name), name, column)
+        lacking = untyped(table.schema)
+        later = (
+            more
+            for path in self.paths
+            if lacking and path != STANDARD_INPUT
+            for _, more, _ in self._tables(
+                Piece(path), [name for name in lacking if name in self._headers[path][0]], {}, 0
+            )
+        )
+        blocks = islice(later, _MOST_AHEAD_BYTES // self.reading.block_bytes)
+        return with_later_types(table, blocks), lines
 
     def _sample(self, path: str) -> bytes:
         return read_head(path, self.reading.decoder_bytes)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..core.errors import DataError, StreamcdError, UsageError, first_of
 from ..core.parallel import Pool
 from ..core.storage import file_size
-from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch, resized
+from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch, untyped, with_later_types
 from ..models.encoding import Encoding, check_columns
 from ..models.matrix_encoder import refuse_mask, sound_matrix
 from .options import MAX_FEATURES, TableOptions
@@ -181,7 +181,6 @@ class Source:
     names_labels: bool = False
     weighted: bool = False  # rows come with weights
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
-    warnings: Sequence[str] = ()  # of columns whose values look like others
     renamed: Mapping[str, str] = field(default_factory=dict)  # names that columns were given, with the reason
     columns: tuple[str, ...] = ()  # of a table whose encoding is made
 
@@ -205,9 +204,9 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
 
     schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
     if reading.encoding is None:
-        encoding, types, unused, warnings = choose_encoding(schema, reader, options, name)
+        encoding, types, unused = choose_encoding(schema, reader, options, name)
     else:
-        encoding, types, unused, warnings = reading.encoding, column_types(schema, name), {}, []
+        encoding, types, unused = reading.encoding, column_types(schema, name), {}
         check_columns(encoding, types, reading.needs_label, name)
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
@@ -230,7 +229,6 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
         table_types=table_types,
         columns=tuple(types) if is_new else (),
         unused=unused,
-        warnings=warnings,
         renamed=reader.renamed() if is_new else {},
     )
 
@@ -318,15 +316,8 @@ class MemoryReader(TableReader):
         return self.first_rows().schema
 
     def first_rows(self) -> pa.RecordBatch:
-        first, *others = (content for content, *_ in self.first)
-        table = pa.Table.from_batches([first.slice(0, FIRST_ROWS)])
-        for place, name in enumerate(table.column_names):
-            for other in [] if name in _typed_columns(first) else others:
-                if name in _typed_columns(other):
-                    column = pa.chunked_array([other.column(name)])
-                    table = table.set_column(place, name, resized(column, table.num_rows))
-                    break
-        return one_batch(table)
+        first, *others = (pa.Table.from_batches([content]) for content, *_ in self.first)
+        return one_batch(with_later_types(first.slice(0, FIRST_ROWS), others))
 
     def first_block(self, name: str) -> Block:
         return Block("", 0, self.first[0][0])
@@ -359,11 +350,6 @@ class MemoryReader(TableReader):
             before += content.shape[0]
 
 
-def _typed_columns(batch: pa.RecordBatch) -> set[str]:
-    """Return the names of the columns that have a type: not those of nulls alone."""
-    return {field.name for field in batch.schema if not pa.types.is_null(field.type)}
-
-
 def is_files(data: Any) -> bool:
     """Return whether the sources are names of files, rather than data."""
     several = data if isinstance(data, list | tuple) else [data]
@@ -380,12 +366,15 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     reader, (X, y, weight) = MemoryReader([first], batches, reading.any_width), first
     if isinstance(X, pa.RecordBatch):
         # as much as is decoded of a table at a time is held to see the types of columns that begin with nulls
-        lacking, n_bytes = set(X.schema.names) - _typed_columns(X), 0
-        while lacking and n_bytes < reading.batch_bytes and (more := next(batches, None)) is not None:
-            reader.first.append(more)
-            if not isinstance(more[0], pa.RecordBatch):
+        lacking, n_bytes = {*untyped(X.schema)}, 0
+        for more, *_ in batches if lacking else ():
+            reader.first.append((more, None, None))
+            if not isinstance(more, pa.RecordBatch) or n_bytes > reading.batch_bytes:
                 break
-            lacking, n_bytes = lacking - _typed_columns(more[0]), n_bytes + more[0].nbytes
+            lacking &= {*untyped(more.schema)}
+            n_bytes += more.nbytes
+            if not lacking:
+                break
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)
         return replace(open_tables(reader, reading, options, "data"), in_memory=True)

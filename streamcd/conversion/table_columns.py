@@ -131,12 +131,12 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 def choose_encoding(
     schema: pa.Schema, reader: TableReader, options: TableOptions, name: str
-) -> tuple[Encoding, dict[str, str], dict[str, str], list[str]]:
-    """Choose the columns that become features, and their encoding, by the first rows. Of times the first is the origin.
+) -> tuple[Encoding, dict[str, str], dict[str, str]]:
+    """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    Also returns the types of all, why others are left out, and warnings of those that look like numbers.
+    It goes by the first rows. Of times the first is the origin.
     """
-    first, warnings = reader.first_rows(), list[str]()
+    first = reader.first_rows()
     types, index = column_types(schema, name) | column_types(first.schema, name), index_of(schema)
     if not options.label:
         raise UsageError(
@@ -154,7 +154,7 @@ def choose_encoding(
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
     for feature in chosen:
-        column = _column(feature, types, first, options, reader, warnings)
+        column = _column(feature, types, first, options, reader)
         if isinstance(column, Column):
             columns.append(column)
         else:
@@ -175,7 +175,7 @@ def choose_encoding(
         (not columns, f"{name}: expected columns of features, found none besides {options.label!r}{told}"),
     )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused, warnings
+    return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
 
 
 def _column(
@@ -184,7 +184,6 @@ def _column(
     first: pa.RecordBatch,
     options: TableOptions,
     reader: TableReader,
-    warnings: list[str],
 ) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     if pair := _pair(feature, types):
@@ -215,10 +214,12 @@ def _column(
         strings = block.content.column(feature)
         forms = forms_of(strings)
         if np.count_nonzero(forms == WORD) <= MOST_ODD * forms.size:
-            for form in (COMMA, WORD):
-                for row in np.flatnonzero(forms == form)[:1].tolist():
-                    warnings.append(odd_value(f"{block.place(row)}: column {feature!r}", strings[row], form))
-            return f"its strings look like numbers: {RECIPES}, makes numbers of them; --id keeps them for predictions"
+            rows = [row for form in (COMMA, WORD) for row in np.flatnonzero(forms == form)[:1].tolist()]
+            odd = [odd_value(block.place(row), strings[row], forms[row]) for row in rows]
+            return (
+                "; ".join(odd)
+                or f"all its strings are numbers; to have numbers, cast them before ({RECIPES})"
+            )
         told = f"{n_distinct:,} of its first {n_given:,} strings are different"
         return f"{told}; --category takes them, --id keeps them for predictions"
     return Column(feature, "category")

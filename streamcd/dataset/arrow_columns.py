@@ -130,10 +130,23 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
 
 
-def resized(column: pa.ChunkedArray, n: int) -> pa.ChunkedArray:
-    """Return the first `n` elements, with nulls after them where there are fewer."""
-    more = pa.nulls(max(n - len(column), 0), column.type)
-    return pa.chunked_array([*column.slice(0, n).chunks, more], column.type)
+def with_later_types(table: pa.Table, later: Iterable[pa.Table]) -> pa.Table:
+    """Return a table where columns without a type, of nulls alone, are those of later tables, for as many rows."""
+    for more in later:
+        for place, field in enumerate(table.schema):
+            if pa.types.is_null(field.type) and field.name in more.column_names:
+                column = more.column(field.name).slice(0, table.num_rows)
+                nulls = pa.nulls(table.num_rows - len(column), column.type)
+                column = pa.chunked_array([*column.chunks, nulls], column.type)
+                table = table.set_column(place, field.name, column)
+        if not untyped(table.schema):
+            break
+    return table
+
+
+def untyped(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that have no type: of nulls alone."""
+    return [field.name for field in schema if pa.types.is_null(field.type)]
 
 
 def valid_of(array: pa.Array) -> np.ndarray:
@@ -308,12 +321,11 @@ def forms_of(strings: pa.Array) -> np.ndarray:
 
 
 def odd_value(place: str, value: pa.Scalar, form: int) -> str:
-    """Describe a value of a column that is taken as text, though nearly all of it looks like numbers."""
-    what, change = "is no number, nearly all of the column are", "turn such words into missing values"
+    """Describe a value of a column of text that looks like numbers otherwise, or for its decimal commas."""
+    what, change = "is no number, nearly all of its column are", "make such words missing values"
     if form == COMMA:
         what, change = "looks like a number with a decimal comma", "turn the commas into points"
-    text = shortened(str(value), 40)
-    return f"{place}: {text!r} {what}: it is taken as text; to have numbers, {change} before ({RECIPES})"
+    return f"{place}: {shortened(str(value), 40)!r} {what}; to have numbers, {change} before ({RECIPES})"
 
 
 def described_origin(origin: int) -> str:
