@@ -221,6 +221,14 @@ def test_labels_that_may_stand_for_several_are_refused_and_targets_are_not(tmp_p
     assert made.targets == {"min": 5.0, "max": 2.0**60}
 
 
+def test_an_evaluation_refuses_labels_that_may_stand_for_several(tmp_path: Path) -> None:
+    x = np.arange(3.0)[:, None]
+    run = streamcd.train(streamcd.convert((x, [0, 1, 1]), tmp_path / "data"), tmp_path / "run").run
+    with pytest.raises(StreamcdError, match=r"row 1: .*2\^53.*; correct the data$"):
+        streamcd.evaluate((x, np.array(LARGE)), run)
+    streamcd.predict((x, np.array(LARGE)), run, tmp_path / "p.txt")
+
+
 def write_text(text: str, path: Path) -> Path:
     path.write_text(text)
     return path

@@ -191,6 +191,7 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
         class_names=like.class_names if like else (),
         of_numbers=options.target or (like is not None and not like.class_names),
         label_word="target" if options.target else "label",
+        end_label=np.inf if options.target else 2.0**53,
         threaded=options.workers == 1,
     )
 

@@ -109,7 +109,7 @@ def _complaint(
         kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
         kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
         if status == kernels.LABEL_RANGE and np.isinf(float(token))
-        else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW}",
+        else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
         kernels.RANGE: f"expected a number that is finite in {value_dtype}, {found}; "
         + ("rescale it" if wide else "convert with --dtype float64"),
         kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
@@ -135,10 +135,8 @@ def _token(block: ByteBlock, state: np.ndarray) -> str:
 def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    reader, n_weights = (
-        LibsvmReader(paths, Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, label_word="weight")),
-        0,
-    )
+    reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, end_label=np.inf)
+    reader, n_weights = LibsvmReader(paths, reading), 0
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label

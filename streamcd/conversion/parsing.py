@@ -107,7 +107,8 @@ def _labels(source: Source, block: Block, numbered: _Numbered | None) -> np.ndar
         raise refusal(int(bad[0]), f"a {word}")
     large = np.flatnonzero(np.abs(label) >= reading.end_label)
     if large.size:
-        raise refusal(int(large[0]), EXACT_LABEL, remedy=NUMBER_ANEW)
+        remedy = NUMBER_ANEW if reading.needs_label else "correct the data"
+        raise refusal(int(large[0]), EXACT_LABEL, remedy=remedy)
     return label
 
 

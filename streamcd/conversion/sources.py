@@ -65,6 +65,7 @@ class Reading:
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
+    end_label: float = 2.0**53  # the least size of a number that is no label; infinite for targets
     # Arrow's threads decode columns of tables: where no other process wants the processors
     threaded: bool = False
 
@@ -74,11 +75,6 @@ class Reading:
         if self.n_features is None:
             return MAX_FEATURES + 1
         return self.n_features + (1 if self.index_base is None else self.index_base)
-
-    @property
-    def end_label(self) -> float:
-        """The least size of a number that is no label; targets may have any."""
-        return 2.0**53 if self.needs_label and self.label_word == "label" else np.inf
 
 
 class Piece(NamedTuple):
