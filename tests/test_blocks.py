@@ -114,6 +114,42 @@ def test_blocks_unlike_the_first_are_refused_by_row(tmp_path: Path, rows: Any) -
             streamcd.convert(given, tmp_path / "data")
 
 
+@pytest.mark.parametrize("widths", [(5, 6), (6, 5)])
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_array])
+def test_blocks_and_files_of_different_widths_are_refused_unless_the_number_of_features_is_given(
+    tmp_path: Path, widths: tuple[int, int], kind: Any
+) -> None:
+    """Of a narrower block it was not known whether features were missing."""
+    given = [(kind(np.ones((2, width))), np.array([0, 1])) for width in widths]
+    (tmp_path / "files").mkdir()
+    for number, (x, y) in enumerate(given):
+        if isinstance(x, np.ndarray):
+            np.save(tmp_path / f"files/{number}.npy", np.column_stack([x, y]))
+        else:
+            parts = {"indptr": x.indptr, "indices": x.indices, "data": x.data, "shape": x.shape, "y": y}
+            np.savez(tmp_path / f"files/{number}.npz", format=b"csr", **parts)
+    options = {"label": "-1"} if kind is np.asarray else {}
+    expected = "block 2, row 3: expected .*{} columns.*found .*{} columns.*n_features=".format(*widths)
+    with pytest.raises(streamcd.StreamcdError, match=expected):
+        streamcd.convert(iter(given), tmp_path / "data")
+    with pytest.raises(streamcd.StreamcdError, match=r"1\.np.: expected . columns, .*--n-features"):
+        streamcd.convert(tmp_path / "files", tmp_path / "data", **options)
+    assert streamcd.convert(iter(given), tmp_path / "blocks", n_features=7).n_features == 7
+    assert streamcd.convert(tmp_path / "files", tmp_path / "data", n_features=7, **options).n_features == 7
+
+
+def test_frames_of_different_columns_are_refused_by_block(tmp_path: Path) -> None:
+    """Columns that the first had not were left out in silence."""
+    frame = pd.DataFrame({"a": [1, 2, 3], "y": [0, 1, 0]})
+    for given, found in [((frame, frame.assign(b=1)), "'b' besides"), ((frame.assign(b=1), frame), "no 'b'")]:
+        with pytest.raises(
+            streamcd.StreamcdError, match=f"block 2, row 4: expected the columns .* found {found}"
+        ):
+            streamcd.convert(iter(given), tmp_path / "data", label="y")
+    # an index is no column
+    assert streamcd.convert(iter([frame, frame[frame.a > 1]]), tmp_path / "data", label="y").n_rows == 5
+
+
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
 def test_a_missing_name_of_a_class_is_no_class(tmp_path: Path, rows: Any, missing: Any) -> None:
     x, y = rows

@@ -222,7 +222,7 @@ def plain_twin(text: str) -> int | list[tuple[float, list[tuple[int, float]]]]:
             continue
         row: list[tuple[int, float]] = []
         last = -1
-        if not re.fullmatch(number, tokens[0]) or np.isinf(float(tokens[0])):
+        if not re.fullmatch(number, tokens[0]) or abs(float(tokens[0])) >= 2**53:
             return n
         for token in tokens[1:]:
             if token.startswith("qid:") and re.fullmatch(r"[^\x00-\x20]*", token):
@@ -355,6 +355,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "nan_label": (b"NaN 1:1\n", {}, "1: expected a finite label, found 'NaN'"),
     "too_large_for_float32": (b"1 1:1e39\n", {"value_dtype": np.float32}, "1: .*finite in float32.*--dtype float64"),
     "too_large_for_float64": (b"1 1:1e309\n", {}, "1: .*finite in float64, found '1:1e309'"),
+    "label_of_several": (b"1 1:1\n9007199254740993 1:1\n", {}, "2: expected a label below 2.53 .*found '9007199254740993'"),
     "label_too_large": (b"1e400 1:1\n", {}, "1: .*finite in float64, found '1e400'"),
 }  # fmt: skip
 

@@ -147,7 +147,7 @@ def test_a_manifest_with_another_range_of_targets_is_found(tmp_path: Path) -> No
     [
         (["1,0.5", "2,word"], {"target": "y"}, "expected a number"),
         (["1,0.5", "2,inf"], {"target": "y"}, "expected a target, found inf"),
-        (["1,0.5", "2,"], {"target": "y"}, "expected a target, found None"),
+        (["1,0.5", "2,"], {"target": "y"}, "expected a target, found an empty field"),
         (["1,0.5"], {"target": True}, "give --target, one of x, y"),
         (["1,0.5"], {"target": "z"}, "column 'z': expected one of the table (--target)"),
         (["1,0.5"], {"target": "y", "label": "x"}, "--label x and --target y exclude each other"),

@@ -184,12 +184,14 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
         decoder_bytes=max(plan.statistics_bytes, LEAST_DECODER_BYTES),
         batch_bytes=plan.statistics_bytes // 2,
         index_base=like.indices.base if like else index_base,
+        any_width=options.compact or options.n_features is not None or like is not None,
         n_features=like.n_features if like and not widens else options.n_features,
         ignore_beyond=like is not None and not widens,
         encoding=like.encoding if like else None,
         class_names=like.class_names if like else (),
         of_numbers=options.target or (like is not None and not like.class_names),
         label_word="target" if options.target else "label",
+        end_label=np.inf if options.target else 2.0**53,
         threaded=options.workers == 1,
     )
 

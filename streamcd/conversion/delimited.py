@@ -9,6 +9,7 @@ from csv import Error as RecordError
 from csv import reader as csv_reader
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,41 +18,73 @@ import pyarrow.csv as csv
 
 from ..core.errors import DataError, refuse
 from ..core.parallel import ahead
-from ..dataset.arrow_columns import one_batch
+from ..dataset.arrow_columns import (
+    COMMA,
+    RECIPES,
+    arrow_strings,
+    forms_of,
+    one_batch,
+    strings_of,
+    untyped,
+    with_later_types,
+)
 from .byte_sources import HEAD_BYTES, ByteBlock, TextReader, delimiter_of, read_head
-from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, display_name
+from .options import TableOptions
+from .sources import (
+    FIRST_ROWS,
+    MOST_BATCH_ROWS,
+    STANDARD_INPUT,
+    Block,
+    Counted,
+    Piece,
+    TableReader,
+    display_name,
+)
 
 _COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
+_MOST_AHEAD_BYTES = 64 << 20  # of text, in which a column's first value is looked for: a second of reading
 NULLS = ["", "NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 """Texts that stand for a missing value."""
 
 
-def record_starts(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def record_starts(text: np.ndarray, delimiter: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Return where the records and the ends of lines of a text are, and the end of the last whole record.
 
-    A newline between quotes is part of a record; blank lines are none.
+    A newline between quotes is part of a record; blank lines are none. The last record may lack a quote that closes it. As
+    for Arrow, quotes within a cell that does not begin with one are text.
     """
     newlines, quotes = (np.flatnonzero(text == byte) for byte in b'\n"')
+    begins_cell = (quotes == 0) | np.isin(text[quotes - 1], [*b"\r\n", ord(delimiter)])
+    if not (begins_cell | (np.diff(quotes, prepend=-2) == 1))[::2].all():
+        special = list[int]()
+        for quote, begins in zip(quotes.tolist(), begins_cell.tolist(), strict=True):
+            # it opens a cell, closes it, or is doubled
+            if begins or len(special) % 2 or special[-1:] == [quote - 1]:
+                special.append(quote)
+        quotes = np.array(special, np.int64)
     ends = newlines[np.searchsorted(quotes, newlines) % 2 == 0] if quotes.size else newlines
     starts = np.concatenate([[0], ends + 1])
-    sizes = np.diff(starts)
-    blank = (sizes == 1) | ((sizes == 2) & (text[starts[:-1]] == ord("\r")))
-    return starts[:-1][~blank], newlines, int(starts[-1])
+    end = int(starts[-1])
+    sizes = np.diff(starts, append=text.size)
+    starts, sizes = starts[sizes > 1], sizes[sizes > 1]
+    is_blank = (sizes == 2) & (text[starts] == ord("\r"))
+    return starts[~is_blank], newlines, end
 
 
 @dataclass(frozen=True)
 class CsvReader(TextReader, TableReader):
-    """Delimited text with a line of names."""
+    """Delimited text with a line of names; `options` tell the uses of columns."""
 
+    options: TableOptions
     is_text = True
 
     def last_end(self, buffer: bytearray, size: int) -> int:
         if buffer.find(b'"', 0, size) < 0:
             return super().last_end(buffer, size)
-        return record_starts(np.frombuffer(buffer, np.uint8, size))[2]
+        return record_starts(np.frombuffer(buffer, np.uint8, size), self._delimiter)[2]
 
     def count_block(self, block: ByteBlock) -> Counted:
-        starts, newlines, end = record_starts(block.text[: block.stop])
+        starts, newlines, end = record_starts(block.text[: block.stop], self._delimiter)
         return Counted(max(starts.size - block.first, 0), newlines.size, end == block.stop)
 
     def renamed(self) -> dict[str, str]:
@@ -62,19 +95,43 @@ class CsvReader(TextReader, TableReader):
         }
 
     def schema(self, path: str) -> pa.Schema:
-        return self._first_table.schema
+        return self._first_part[0].schema
 
     def first_rows(self) -> pa.RecordBatch:
-        return one_batch(self._first_table.slice(0, FIRST_ROWS))
+        return one_batch(self._first_part[0].slice(0, FIRST_ROWS))
+
+    def first_block(self, name: str) -> Block:
+        table, lines = self._first_part
+        return Block(display_name(self.paths[0]), 0, one_batch(table), lines=lines)
 
     @cached_property
-    def _first_table(self) -> pa.Table:
-        """The first megabyte, with the types that it suggests."""
+    def _first_part(self) -> tuple[pa.Table, np.ndarray]:
+        """The first megabyte, with the types that it suggests, or where it has no value of a column, those that follow.
+
+        Also the lines of its rows.
+        """
         path = self.paths[0]
         (names, start), text = self._headers[path], self._sample(path)
-        end = record_starts(np.frombuffer(text, np.uint8))[2] if len(text) == HEAD_BYTES else len(text)
+        end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
         rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
-        return self._read(rows, path, list(names), {}, line)[0]
+        table, lines, _ = self._read(rows, path, list(names), {}, line)
+        whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+        if re.search(rb"0[xX]", text):  # hexadecimal, of which Arrow makes whole numbers here alone
+            texts = self._read(rows, path, whole, dict.fromkeys(whole, pa.large_string()), line)[0]
+            for name, column in zip(whole, texts.columns, strict=True):
+                if any(np.isin(strings_of(part)[0].data, [*b"xX"]).any() for part in column.chunks):
+                    table = table.set_column(table.schema.names.index(name), name, column)
+        lacking = untyped(table.schema)
+        later = (
+            more
+            for path in self.paths
+            if lacking and path != STANDARD_INPUT
+            for _, more, _ in self._tables(
+                Piece(path), [name for name in lacking if name in self._headers[path][0]], {}, 0
+            )
+        )
+        blocks = islice(later, _MOST_AHEAD_BYTES // self.reading.block_bytes)
+        return with_later_types(table, blocks), lines
 
     def _sample(self, path: str) -> bytes:
         return read_head(path, self.reading.decoder_bytes)
@@ -90,7 +147,7 @@ class CsvReader(TextReader, TableReader):
 
     def _header(self, path: str) -> tuple[dict[str, str], int]:
         text, found = self._sample(path), list[str]()
-        starts = record_starts(np.frombuffer(text + b"\n", np.uint8))[0].tolist() or [0]
+        starts = record_starts(np.frombuffer(text + b"\n", np.uint8), self._delimiter)[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
         line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
@@ -111,28 +168,34 @@ class CsvReader(TextReader, TableReader):
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
-        names, header_end = self._headers[piece.path]
         arrow = {
             name: self._time_type(name) if kind == "time" else numbers.get(kind, pa.large_string())
             for name, kind in types.items()
-            if name in names
+            if name in self._headers[piece.path][0]
         }
-        line = first_line
+        for text, table, lines in self._tables(piece, [*arrow], arrow, first_line):
+            row = 0
+            batches = table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]
+            for batch in batches if lines.size else []:
+                yield Block(text.name, 0, batch, text.bytes_read, lines=lines[min(row, lines.size - 1) :])
+                row += batch.num_rows
+
+    def _tables(
+        self, piece: Piece, chosen: list[str], types: Mapping[str, pa.DataType], line: int
+    ) -> Iterator[tuple[ByteBlock, pa.Table, np.ndarray]]:
+        """Read columns of a piece, which begins after so many lines, a block at a time; also the lines of the rows."""
         with closing(ahead(self.texts([piece]))) as texts:
             for text in texts:
-                start, row = header_end if text.first else 0, 0
+                start = self._headers[piece.path][1] if text.first else 0
                 line += int(np.count_nonzero(text.text[:start] == 0x0A))
                 records = text.text[start : text.stop]
-                table, lines, n_lines = self._read(records, piece.path, [*arrow], arrow, line)
-                batches = table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]
-                for batch in batches if lines.size else []:
-                    yield Block(text.name, 0, batch, text.bytes_read, lines=lines[min(row, lines.size - 1) :])
-                    row += batch.num_rows
+                table, lines, n_lines = self._read(records, piece.path, chosen, types, line)
+                yield text, table, lines
                 line += n_lines
 
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
-        schema = self._first_table.schema
+        schema = self._first_part[0].schema
         first = schema.field(name).type if name in schema.names else pa.null()
         if pa.types.is_time(first):
             return pa.time64("us")
@@ -147,11 +210,16 @@ class CsvReader(TextReader, TableReader):
 
         Also returns the lines of the rows, and the number of all lines.
         """
-        starts, newlines, _ = record_starts(text)
+        starts, newlines, end = record_starts(text, self._delimiter)
         if not starts.size:
             return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
         lines = line + 1 + np.searchsorted(newlines, starts)
         place = Block(display_name(path), 0, None, lines=lines).place
+        if end < text.size:
+            found = bytes(text[end : end + 60]).decode(errors="replace")
+            raise DataError(
+                f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
+            )
         buffer, columns, names = pa.py_buffer(text), list[Any](), [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
@@ -172,9 +240,46 @@ class CsvReader(TextReader, TableReader):
                     break
                 except pa.ArrowInvalid as error:
                     if not threads:
-                        new = self.reading.encoding is None
-                        raise DataError(_complaint(str(error), names, place, new)) from None
+                        raise DataError(self._complaint(str(error), names, place)) from None
         return pa.Table.from_arrays(columns, chosen), lines, newlines.size
+
+    def _complaint(self, error: str, names: list[str], place: Callable[[int], str]) -> str:
+        """Describe a refusal by Arrow."""
+        ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
+        if ragged:
+            row, expected, found, text = ragged.groups()
+            return f"{place(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
+        bad = re.search(
+            r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)(?:\[.*?\])?: (.*)",
+            error,
+            re.DOTALL,
+        )
+        if not bad:
+            return f"{place(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
+        column, row, type_, what = bad.groups()
+        name = names[int(column)] if int(column) < len(names) else column
+        kinds = {
+            "double": "a number",
+            "bool": "true or false",
+            "timestamp": "a time",
+            "time64": "a time of day",
+        }
+        zone = re.match(r"expected (?:a|(no)) zone offset in '(.*?)'(?:\.|$)", what)
+        value = zone[2] if zone else what.removeprefix("invalid value ").strip("'")
+        expected, remedy = kinds.get(type_, "text in UTF-8"), "correct the line"
+        if zone:
+            expected += f" with{'out' * bool(zone[1])} a zone"
+        if type_ in kinds:
+            expected += (
+                ", as in its first rows" if self.reading.encoding is None else ", as in the data trained on"
+            )
+        is_beside = name in (self.options.label, self.options.weight_column)
+        if self.reading.encoding is None and not is_beside:
+            out = "" if name in self.options.features else ", leave the column out with --drop"
+            remedy += f"{out}, or take it as text, as a category: --category {name}"
+        if type_ == "double" and forms_of(arrow_strings([value]))[0] == COMMA:
+            remedy = f"turn its decimal comma into a point before ({RECIPES})"
+        return f"{place(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value[:40]!r}; {remedy}"
 
 
 def _numbered(header: Sequence[str]) -> dict[str, str]:
@@ -187,25 +292,3 @@ def _numbered(header: Sequence[str]) -> dict[str, str]:
             name = f"{text}.{number}"
         names[name] = text
     return names
-
-
-def _complaint(error: str, names: list[str], place: Callable[[int], str], new: bool) -> str:
-    """Describe a refusal by Arrow; columns of a table that is not `new` are those of the data trained on."""
-    ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
-    if ragged:
-        row, expected, found, text = ragged.groups()
-        return f"{place(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
-    bad = re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)\S*: (.*)", error)
-    if not bad:
-        return f"{place(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
-    column, row, type_, what = bad.groups()
-    name = names[int(column)] if int(column) < len(names) else column
-    kinds = {"double": "a number", "bool": "true or false", "timestamp": "a time", "time64": "a time of day"}
-    like = "as in its first rows" if new else "as in the data trained on"
-    value = what.removeprefix("invalid value ").strip("'")[:40]
-    otherwise = f", leave the column out with --drop, or take it as text, as a category: --category {name}"
-    return (
-        f"{place(int(row or 1) - 1)}: column {name!r}: expected "
-        f"{f'{kinds[type_]}, {like}' if type_ in kinds else 'text in UTF-8'}, found {value!r}; "
-        f"correct the line{otherwise if new else ''}"
-    )

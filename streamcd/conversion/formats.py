@@ -150,7 +150,7 @@ def open_source(
         if format == "csv":
             from .delimited import CsvReader
 
-            reader = CsvReader(paths, reading)
+            reader = CsvReader(paths, reading, options)
         elif format == "parquet":
             from .tables import ParquetReader, partitions_of
 

@@ -21,7 +21,7 @@ from ..kernels import libsvm_text as kernels
 from ..solvers.problem import LEAST_WEIGHT
 from .byte_sources import ByteBlock, TextReader
 from .rows import Counts, RowBatch, Rows, are_weights
-from .sources import Counted, Piece, Reading, check_rows
+from .sources import EXACT_LABEL, NUMBER_ANEW, Counted, Piece, Reading, check_rows
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batches of rows
@@ -47,7 +47,7 @@ class LibsvmReader(TextReader):
         counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
         reading, value_dtype = self.reading, np.dtype(self.reading.value_dtype)
         bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
-        allowed = kernels.Allowed(*bounds, reading.needs_label)
+        allowed = kernels.Allowed(*bounds, reading.needs_label, reading.end_label)
         with closing(ahead(self.texts(pieces))) as blocks:
             for block in blocks:
                 n_bytes = max(block.stop, reading.block_bytes)
@@ -107,7 +107,9 @@ def _complaint(
     wide = value_dtype == np.float64
     return {
         kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
-        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it",
+        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
+        if status == kernels.LABEL_RANGE and np.isinf(float(token))
+        else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
         kernels.RANGE: f"expected a number that is finite in {value_dtype}, {found}; "
         + ("rescale it" if wide else "convert with --dtype float64"),
         kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
@@ -133,7 +135,8 @@ def _token(block: ByteBlock, state: np.ndarray) -> str:
 def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes: int) -> int:
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
-    reader, n_weights = LibsvmReader(paths, Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes)), 0
+    reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, end_label=np.inf)
+    reader, n_weights = LibsvmReader(paths, reading), 0
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label

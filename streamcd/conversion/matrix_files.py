@@ -88,7 +88,15 @@ class MatrixReader(Reader):
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of every file."""
-        return {path: (_sparse_shape if self.sparse else _dense_shape)(path) for path in self.paths}
+        shapes = {path: (_sparse_shape if self.sparse else _dense_shape)(path) for path in self.paths}
+        first, width = self.paths[0], shapes[self.paths[0]][1]
+        for path, (_, found) in shapes.items():
+            if found != width and not self.reading.any_width:
+                raise DataError(
+                    f"{path}: expected {width:,} columns, as in {first}, found {found:,}; if column k is the same in all, "
+                    "give --n-features"
+                )
+        return shapes
 
     def labels(self, path: str) -> _Array | None:
         """Open the labels of a file; None where a column has them, or nothing."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..core.parallel import Tell, ahead
 from ..core.storage import Url, location
-from ..dataset.arrow_columns import arrow_strings, dictionary_of, numbers_of, strings_of, type_name
+from ..dataset.arrow_columns import RECIPES, arrow_strings, dictionary_of, numbers_of, strings_of, type_name
 from ..dataset.kept_columns import KeptWriter
 from ..dataset.source_features import SourceIndices
 from ..kernels import rows as kernels
@@ -25,7 +25,7 @@ from .external_shuffle import RunFormat, RunWriter
 from .feature_statistics import DistinctFeatures
 from .numbering import LABELS, save_strings
 from .rows import NARROW, Counts, RowBatch, Rows, are_weights
-from .sources import LIBSVM, Block, Piece, Source, Task
+from .sources import EXACT_LABEL, LIBSVM, NUMBER_ANEW, Block, Piece, Source, Task
 
 if TYPE_CHECKING:
     from ..models.table_encoder import StringTable
@@ -82,6 +82,7 @@ def row_batches(
                 max_index=max(largest, counts.max_index),
                 max_location=location,
                 unseen=dict(encoder.unseen),
+                odd=dict(encoder.odd),
                 unindicated=encoder.unindicated,
                 n_missing=encoder.n_missing + 0,
             )
@@ -104,6 +105,10 @@ def _labels(source: Source, block: Block, numbered: _Numbered | None) -> np.ndar
     bad = np.flatnonzero(~np.isfinite(label) & (np.isinf(label) | reading.needs_label))
     if bad.size:
         raise refusal(int(bad[0]), f"a {word}")
+    large = np.flatnonzero(np.abs(label) >= reading.end_label)
+    if large.size:
+        remedy = NUMBER_ANEW if reading.needs_label else "correct the data"
+        raise refusal(int(large[0]), EXACT_LABEL, remedy=remedy)
     return label
 
 
@@ -120,7 +125,7 @@ def _weights(source: Source, block: Block) -> np.ndarray:
 
 def _of_rows(
     block: Block, name: str, given: Any, word: str, numbered: _Numbered | None = None
-) -> tuple[np.ndarray | None, Callable[[int, str], DataError]]:
+) -> tuple[np.ndarray | None, Callable[..., DataError]]:
     """Return the numbers of a block's rows, of a table's column `name` or `given` beside a matrix; None where none are.
 
     Also returns the error of one that is not as expected. Names are `numbered`.
@@ -128,10 +133,13 @@ def _of_rows(
     if name:
         given = block.content.column(name) if name in block.content.schema.names else None
 
-    def refusal(row: int, expected: str, found: Any = None) -> DataError:
+    def refusal(row: int, expected: str, found: Any = None, remedy: str = "correct the data") -> DataError:
         place = block.place(row) + (f": column {name!r}" if name else "")
         found = given[row] if found is None else found
-        return DataError(f"{place}: expected {expected}, found {found}; correct the data")
+        if isinstance(found, pa.Scalar) and not found.is_valid:
+            found = "an empty field"
+            remedy = f"fill it in, or leave such rows out before ({RECIPES})"
+        return DataError(f"{place}: expected {expected}, found {found}; {remedy}")
 
     if given is None:
         return None, refusal

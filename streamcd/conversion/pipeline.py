@@ -23,6 +23,7 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from ..core.parallel import TASKS_PER_WORKER, Pool
+from ..dataset.arrow_columns import MOST_ODD, WORD
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import FEATURES, INDICES, INDICES_FILE, SCALES, SCALES_FILE, row_dtype
 from ..dataset.source_features import GROUP_FEATURES, Scaling, SourceIndices, scale_blocks
@@ -107,6 +108,10 @@ class Conversion:
         names, table = list[str](), list[dict[str, Any]]()
         if source.has_strings:
             encoding, names, table = self._merge_strings(counts.n_missing)
+        for (name, _), odd in counts.odd.items():
+            n_words = counts.odd[name, WORD].n_values if (name, WORD) in counts.odd else 0
+            if n_words <= MOST_ODD * counts.n_rows and name not in options.category:
+                pool.listener.warning(odd.example)
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
         reader = RunReader(form, counts.max_index > NARROW, found[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize

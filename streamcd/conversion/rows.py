@@ -87,6 +87,8 @@ class Counts:
     # by column, values of categories that the encoding does not have, and missing ones of columns that had none in training
     unseen: dict[str, Unknown] = field(default_factory=dict)
     unindicated: dict[str, Unknown] = field(default_factory=dict)
+    # by column and form, strings that are no numbers in columns where nearly all are
+    odd: dict[tuple[str, int], Unknown] = field(default_factory=dict)
     n_missing: Any = 0  # values, by column of a table
 
     def add(self, later: Counts) -> None:
@@ -96,9 +98,9 @@ class Counts:
         self.zero_index = self.zero_index or later.zero_index
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        for own, more in ((self.unseen, later.unseen), (self.unindicated, later.unindicated)):
-            if more:
-                add_unknown(own, more)
+        add_unknown(self.unseen, later.unseen)
+        add_unknown(self.unindicated, later.unindicated)
+        add_unknown(self.odd, later.odd)
 
     def messages(self, dtype: np.dtype) -> list[str]:
         """Describe the entries that are not in the result."""

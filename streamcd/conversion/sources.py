@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..core.errors import DataError, StreamcdError, UsageError, first_of
 from ..core.parallel import Pool
 from ..core.storage import file_size
-from ..dataset.arrow_columns import flat_columns, frame_reader
+from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch, untyped, with_later_types
 from ..models.encoding import Encoding, check_columns
 from ..models.matrix_encoder import refuse_mask, sound_matrix
 from .options import MAX_FEATURES, TableOptions
@@ -35,6 +35,10 @@ FIRST_ROWS = 2000
 MOST_BATCH_ROWS = 1 << 16
 """Rows of a table that are encoded at a time, at most."""
 
+EXACT_LABEL = "a label below 2^53 in size, where whole numbers are exact"
+NUMBER_ANEW = "number the classes anew, or give --target for numbers to predict"
+"""Words of a label that is too large: in float64 it may stand for several."""
+
 LABEL = "label"
 """Name of the column of labels beside a frame."""
 
@@ -50,6 +54,9 @@ class Reading:
     batch_bytes: int = 64 << 20  # of tables, decoded
     # the least index allowed; None allows 0, `Counts.zero_index` tells if it occurs
     index_base: int | None = None
+    any_width: bool = (
+        False  # of matrices: the number of features is known, or is that of the indices that occur
+    )
     n_features: int | None = None  # indices are below ``n_features + index_base``; no base counts as 1
     ignore_beyond: bool = False  # pass over entries beyond the width, and count them, rather than refuse them
     needs_label: bool = True  # else a row of text may begin with an entry; a missing label is NaN
@@ -58,6 +65,7 @@ class Reading:
     class_names: tuple[str, ...] = ()
     of_numbers: bool = False  # labels must be numbers, as in the data to match, or as targets
     label_word: str = "label"  # or target, in messages
+    end_label: float = 2.0**53  # the least size of a number that is no label; infinite for targets
     # Arrow's threads decode columns of tables: where no other process wants the processors
     threaded: bool = False
 
@@ -139,6 +147,10 @@ class TableReader(Reader):
         """Return the first rows of all columns."""
         raise NotImplementedError
 
+    def first_block(self, name: str) -> Block:
+        """Return the first rows, and more of them where these are at hand, of the column `name` at least."""
+        raise NotImplementedError
+
     def held_bytes(self, types: Mapping[str, str]) -> int:
         """Estimate the bytes that reading the columns of `types` holds all the time, besides blocks and batches."""
         return 0
@@ -188,7 +200,7 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
 
     schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
     if reading.encoding is None:
-        encoding, types, unused = choose_encoding(schema, reader.first_rows(), reader.is_text, options, name)
+        encoding, types, unused = choose_encoding(schema, reader, options, name)
     else:
         encoding, types, unused = reading.encoding, column_types(schema, name), {}
         check_columns(encoding, types, reading.needs_label, name)
@@ -294,27 +306,45 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
 class MemoryReader(TableReader):
     """Batches of a program's data: each a record batch of Arrow's, or a matrix, with labels and weights."""
 
-    first: list[tuple[Any, Any, Any]]  # one, until it is read
+    first: list[tuple[Any, Any, Any]]  # those that tell the columns, until they are read
     others: Iterator[tuple[Any, Any, Any]]
+    any_width: bool = False  # as in `Reading`
     paths: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema:
         return self.first_rows().schema
 
     def first_rows(self) -> pa.RecordBatch:
-        return self.first[0][0].slice(0, FIRST_ROWS)
+        first, *others = (pa.Table.from_batches([content]) for content, *_ in self.first)
+        return one_batch(with_later_types(first.slice(0, FIRST_ROWS), others))
+
+    def first_block(self, name: str) -> Block:
+        return Block("", 0, self.first[0][0])
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        expected, before = "", 0
-        for content, label, weight in chain([self.first.pop()], self.others):
-            found = "a frame"
+        from .table_columns import index_of
+
+        expected, columns, before = "", set[str](), 0
+        first = (self.first.pop(0) for _ in range(len(self.first)))
+        for number, (content, label, weight) in enumerate(chain(first, self.others), 1):
+            found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
-                shape = f"{content.shape[1]:,} columns" if isinstance(content, np.ndarray) else "sparse rows"
-                found = f"{shape} {'without' if weight is None else 'with'} weights"
+                found = "" if isinstance(content, np.ndarray) else "sparse rows of "
+                found += "any columns" if self.any_width else f"{content.shape[1]:,} columns"
+                weights = f" {'without' if weight is None else 'with'} weights"
+                remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
+                found += weights
+            elif not self.any_width:
+                names = set(content.schema.names) - set(index_of(content.schema))
+                columns = columns or names
+                if odd := columns - names or names - columns:
+                    listed = first_of(sorted(map(repr, odd)), 5)
+                    raise DataError(
+                        f"{place}: expected the columns of the first block, found "
+                        f"{f'{listed} besides' if odd <= names else f'no {listed}'}; give all blocks the same columns"
+                    )
             if found != (expected := expected or found):
-                raise DataError(
-                    f"row {before + 1}: expected {expected}, as in the first batch, found {found}"
-                )
+                raise DataError(f"{place}: expected {expected}, as in the first block, found {found}{remedy}")
             yield Block("", before, content, 0, label, weight)
             before += content.shape[0]
 
@@ -332,8 +362,18 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches), first
+    reader, (X, y, weight) = MemoryReader([first], batches, reading.any_width), first
     if isinstance(X, pa.RecordBatch):
+        # as much as is decoded of a table at a time is held to see the types of columns that begin with nulls
+        lacking, n_bytes = {*untyped(X.schema)}, 0
+        for more, *_ in batches if lacking else ():
+            reader.first.append((more, None, None))
+            if not isinstance(more, pa.RecordBatch) or n_bytes > reading.batch_bytes:
+                break
+            lacking &= {*untyped(more.schema)}
+            n_bytes += more.nbytes
+            if not lacking:
+                break
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)
         return replace(open_tables(reader, reading, options, "data"), in_memory=True)

@@ -6,15 +6,30 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DataError, UsageError, first_of, refuse
-from ..dataset.arrow_columns import described_origin, flat_fields, have_dates, seconds_of, type_name
+from ..dataset.arrow_columns import (
+    COMMA,
+    MOST_ODD,
+    RECIPES,
+    WORD,
+    described_origin,
+    flat_fields,
+    forms_of,
+    have_dates,
+    odd_value,
+    seconds_of,
+    type_name,
+)
 from ..models.encoding import Column, Encoding
 from .options import TableOptions
+
+if TYPE_CHECKING:
+    from .sources import TableReader
 
 _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
@@ -63,7 +78,7 @@ def _as_text(column: pa.Array) -> pa.Array | None:
     return None
 
 
-def _index_of(schema: pa.Schema) -> list[str]:
+def index_of(schema: pa.Schema) -> list[str]:
     """Return the columns that pandas' metadata of an Arrow schema name as the index: no features, unless asked for."""
     try:
         columns = json.loads((schema.metadata or {})[b"pandas"]).get("index_columns", [])
@@ -115,19 +130,20 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, first: pa.RecordBatch, is_text: bool, options: TableOptions, name: str
+    schema: pa.Schema, reader: TableReader, options: TableOptions, name: str
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first` has the first rows of all columns. Of times the first is the origin.
+    It goes by the first rows. Of times the first is the origin.
     """
-    types, index = column_types(schema, name), _index_of(schema)
+    first = reader.first_rows()
+    types, index = column_types(schema, name) | column_types(first.schema, name), index_of(schema)
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
             f"{options.label_flag}, one of {first_of(list(types), 20)}"
         )
-    if is_text:  # a code with zeros before it stays as it stands
+    if reader.is_text:  # a code with zeros before it stays as it stands
         types |= dict.fromkeys(types.keys() & {*options.category, options.id, options.fold}, "string")
     in_bytes = [column for column, kind in types.items() if kind in _BYTES]
     types |= {column: "string" for column in in_bytes if _as_text(first.column(column)) is not None}
@@ -138,7 +154,7 @@ def choose_encoding(
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
     for feature in chosen:
-        column = _column(feature, types, first, options)
+        column = _column(feature, types, first, options, reader)
         if isinstance(column, Column):
             columns.append(column)
         else:
@@ -163,7 +179,11 @@ def choose_encoding(
 
 
 def _column(
-    feature: str, types: Mapping[str, str], first: pa.RecordBatch, options: TableOptions
+    feature: str,
+    types: Mapping[str, str],
+    first: pa.RecordBatch,
+    options: TableOptions,
+    reader: TableReader,
 ) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     if pair := _pair(feature, types):
@@ -190,6 +210,16 @@ def _column(
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
     if differ and feature not in options.features:
+        block = reader.first_block(feature)
+        strings = block.content.column(feature)
+        forms = forms_of(strings)
+        if np.count_nonzero(forms == WORD) <= MOST_ODD * forms.size:
+            rows = [row for form in (COMMA, WORD) for row in np.flatnonzero(forms == form)[:1].tolist()]
+            odd = [odd_value(block.place(row), strings[row], forms[row]) for row in rows]
+            return (
+                "; ".join(odd)
+                or f"all its strings are numbers; to have numbers, cast them before ({RECIPES})"
+            )
         told = f"{n_distinct:,} of its first {n_given:,} strings are different"
         return f"{told}; --category takes them, --id keeps them for predictions"
     return Column(feature, "category")

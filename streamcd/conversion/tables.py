@@ -20,7 +20,14 @@ from ..core.errors import DataError
 from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
-from ..dataset.arrow_columns import arrow_strings, flat_columns, one_batch, parquet_file
+from ..dataset.arrow_columns import (
+    arrow_strings,
+    flat_columns,
+    one_batch,
+    parquet_file,
+    untyped,
+    with_later_types,
+)
 from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
 from .table_columns import column_types
 
@@ -64,21 +71,40 @@ class FileReader(TableReader):
         return found
 
     def first_rows(self) -> pa.RecordBatch:
+        path, *others = self.paths
+        table = self._first(path, column_types(self.schema(path), path))
+        lacking = untyped(table.schema)
+        later = (
+            self._first(
+                other,
+                {
+                    name: kind
+                    for name, kind in column_types(self.schema(other), other).items()
+                    if name in lacking and kind != "nothing"
+                },
+            )
+            for other in others
+        )
+        return one_batch(with_later_types(table, later if lacking else ()))
+
+    def _first(self, path: str, types: Mapping[str, str]) -> pa.Table:
         """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        path, schema = self.paths[0], self.schema(self.paths[0])
-        types, n = [*column_types(schema, path).items()], max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
+        n, names = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES)), [*types]
         columns: dict[str, pa.ChunkedArray] = {}
-        for k in range(0, len(types), n):
+        for k in range(0, len(names), n):
             batches: list[pa.RecordBatch] = []
-            for block in self.blocks(Piece(path), dict(types[k : k + n])):
+            for block in self.blocks(Piece(path), {name: types[name] for name in names[k : k + n]}):
                 batches.append(block.content)
                 if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
                     break
             if batches:
                 table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
                 columns |= zip(table.column_names, table.columns, strict=True)
-        found = pa.Table.from_arrays([*columns.values()], [*columns])
-        return one_batch(found if columns else flat_columns(schema.empty_table()))
+        empty = flat_columns(self.schema(path).empty_table())
+        return pa.Table.from_arrays([*columns.values()], [*columns]) if columns else empty
+
+    def first_block(self, name: str) -> Block:
+        return next(self.blocks(Piece(self.paths[0]), {name: "string"}))
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""

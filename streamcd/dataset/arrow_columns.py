@@ -11,6 +11,7 @@ import errno
 import functools
 import hashlib
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.errors import DataError, DatasetError, EnvironmentFailure, StreamcdError
+from ..core.errors import DataError, DatasetError, EnvironmentFailure, StreamcdError, shortened
 from ..core.storage import Location, Url, open_bytes
 
 # Arrow's default allocator, mimalloc, fragments with chunks of unequal sizes: reading the 916 chunks of a column layout in
@@ -129,6 +130,25 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
 
 
+def with_later_types(table: pa.Table, later: Iterable[pa.Table]) -> pa.Table:
+    """Return a table where columns without a type, of nulls alone, are those of later tables, for as many rows."""
+    for more in later:
+        for place, field in enumerate(table.schema):
+            if pa.types.is_null(field.type) and field.name in more.column_names:
+                column = more.column(field.name).slice(0, table.num_rows)
+                nulls = pa.nulls(table.num_rows - len(column), column.type)
+                column = pa.chunked_array([*column.chunks, nulls], column.type)
+                table = table.set_column(place, field.name, column)
+        if not untyped(table.schema):
+            break
+    return table
+
+
+def untyped(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that have no type: of nulls alone."""
+    return [field.name for field in schema if pa.types.is_null(field.type)]
+
+
 def valid_of(array: pa.Array) -> np.ndarray:
     """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
@@ -175,6 +195,8 @@ def strings_of(array: pa.Array) -> tuple[Strings, np.ndarray]:
 
 def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Return the different values of an array and the place of each element among them, -1 for null."""
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.large_string())  # whose dictionary has no null
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     places = numbers_of(array.indices) if not array.null_count else filled(array.indices.cast(pa.int64()), -1)
@@ -259,15 +281,51 @@ def have_dates(array: pa.Array) -> bool:
 def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Return the distinct numbers as text, and the place of each row's among them, -1 for null and NaN.
 
-    Whole numbers have no decimal point, whatever their type.
+    Whole numbers have all their digits and no decimal point, whatever their type.
     """
-    numbers = numbers_of(array).astype(np.float64) + 0.0  # -0 is 0
-    known = ~np.isnan(numbers)
-    distinct, found = np.unique(numbers[known], return_inverse=True)
-    places = np.full(numbers.size, -1)
-    places[known] = found
-    texts = (str(int(n)) if n.is_integer() else repr(n) for n in distinct.tolist())
-    return arrow_strings(texts), places
+    values, places = dictionary_of(array)
+    numbers = [math.nan if number is None else number for number in values.to_pylist()]
+    texts = [
+        str(int(number)) if math.isfinite(number) and number == int(number) else repr(float(number))
+        for number in numbers
+    ]
+    known = np.array([*(not math.isnan(number) for number in numbers), False])
+    return arrow_strings(texts), np.where(known[places], places, -1)
+
+
+_NUMBER, _COMMAS = (
+    rf"^\s*[-+]?{digits}([eE][-+]?[0-9]+)?\s*$"
+    for digits in (r"([0-9]+\.?[0-9]*|\.[0-9]+)", r"[0-9.]*,[0-9]+")
+)
+NUMBER, COMMA, WORD = range(3)
+"""Forms of strings: a number, a number with a decimal comma, another text."""
+
+RECIPES = "docs/tables.md, 'Put right before'"
+
+MOST_ODD = 0.1
+"""Share of strings that are no numbers up to which a column is taken for one of numbers."""
+
+
+def forms_of(strings: pa.Array) -> np.ndarray:
+    """Return the forms of strings; that of a null is `NUMBER`."""
+    import pyarrow.compute as pc
+
+    texts = strings_of(strings)[0].to_arrow()
+    forms = np.full(len(texts), WORD, np.int8)
+    for form, pattern in ((COMMA, _COMMAS), (NUMBER, _NUMBER)):
+        forms[numbers_of(pc.match_substring_regex(texts, pattern)).astype(np.bool_)] = form
+    valid = valid_of(strings)
+    if valid.size:
+        forms[~valid] = NUMBER
+    return forms
+
+
+def odd_value(place: str, value: pa.Scalar, form: int) -> str:
+    """Describe a value of a column of text that looks like numbers otherwise, or for its decimal commas."""
+    what, change = "is no number, nearly all of its column are", "make such words missing values"
+    if form == COMMA:
+        what, change = "looks like a number with a decimal comma", "turn the commas into points"
+    return f"{place}: {shortened(str(value), 40)!r} {what}; to have numbers, {change} before ({RECIPES})"
 
 
 def described_origin(origin: int) -> str:

@@ -44,6 +44,7 @@ class Allowed(NamedTuple):
     end_index: int
     ignore: bool  # pass over those from `end_index` on
     needs_label: bool  # else a row may begin with an entry, and its label is NaN
+    end_label: float  # labels are of a smaller size
 
 
 class Room(NamedTuple):
@@ -91,7 +92,7 @@ def parse_lines(text, stop, state, room, allowed, known):
         `END`, `FULL` (no room for the next row), `FLOAT`, or the error at ``state[TOKEN]``.
     """
     label, indptr, index, value = room
-    least_index, end_index, ignore, needs_label = allowed
+    least_index, end_index, ignore, needs_label, end_label = allowed
     position, line, last = state[POSITION], state[LINE], state[LAST]
     row, entry = state[ROWS], state[ENTRIES]
     zeros, underflows, ignored = 0, 0, 0
@@ -122,7 +123,7 @@ def parse_lines(text, stop, state, room, allowed, known):
                 status = FLOAT if kind == HARD else BAD_LABEL
                 break
             position = end
-            if np.isinf(number):
+            if abs(number) >= end_label:
                 status = LABEL_RANGE
                 break
             label[row] = number + 0.0  # -0 is 0

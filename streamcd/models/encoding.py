@@ -7,8 +7,10 @@ hashed columns share, and the features of a pair of lists (indices, values), num
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,6 +23,9 @@ from ..core.storage import Location
 
 if TYPE_CHECKING:
     from ..dataset.arrow_columns import Strings
+
+_IS_MISSING = " is missing"
+"""End of the name of a feature of missing values."""
 
 CATEGORIES_FILE = "categories.parquet"
 """File of the categories, in a dataset and in a model."""
@@ -167,6 +172,28 @@ class Encoding:
         """Check if features are known only after all rows were read, by categories and indicators that occurred."""
         return self.has_categories or bool(self._may_be_indicated().any())
 
+    @cached_property
+    def _stems(self) -> list[str]:
+        """How the names of features begin that are made from a column's name; the last is for those of buckets.
+
+        It is that name, with a number after it where another column's name begins as theirs would.
+        """
+        names = sorted(column.name for column in self.columns)
+        stems = list[str]()
+        ends = {"number": [], "category": ["="], "hashed": [], "sparse": ["["]}
+        derived = [(one.name, [*ends[one.kind], *[_IS_MISSING] * one.indicated]) for one in self.columns]
+        for name, suffixes in [*derived, ("hash", [" "] if self.bits else [])]:
+            stem, number = name, 0
+            # of sorted names those with a beginning stand where it would
+            while (number and stem in names) or any(
+                next(iter(names[bisect_left(names, begin) :]), "").startswith(begin)
+                for begin in [stem + suffix for suffix in suffixes]
+            ):
+                number += 1
+                stem = f"{name}.{number}"
+            stems.append(stem)
+        return stems
+
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
         """Name features: as ``column``, ``column=a``, ``column is missing``, ``hash n``, ``column[i]``."""
         starts, n_before = self.first_features(), self.categories_before()
@@ -175,9 +202,10 @@ class Encoding:
             if feature < int(starts[number]) + self.columns[number].n_features:
                 yield self._name(number, feature - int(starts[number]), n_before[number])
             elif feature < self.sparse_start:
-                yield f"hash {feature - self.bucket_start}"
+                yield f"{self._stems[-1]} {feature - self.bucket_start}"
             else:
-                yield f"{self.sparse.name if self.sparse else ''}[{feature - self.sparse_start}]"
+                # the sparse column stands last
+                yield f"{self._stems[-2]}[{feature - self.sparse_start}]"
 
     def name_column(self, features: np.ndarray) -> Any:
         """Name ascending features in an array of Arrow's, those of each column's strings at once."""
@@ -192,7 +220,7 @@ class Encoding:
             first, stop = np.searchsorted(features, [start, start + column.n_categories]).tolist()
             parts.append(arrow_strings(self.feature_names(features[done:first])))
             places = features[first:stop] - start + n_before[number]
-            parts.append(prefixed_strings(f"{column.name}=", self.categories, places))
+            parts.append(prefixed_strings(f"{self._stems[number]}=", self.categories, places))
             for mapped in self.categories:
                 forget(mapped)
             done = stop
@@ -204,9 +232,9 @@ class Encoding:
         if column.kind == "number" and not offset:
             return column.name
         if offset == column.n_features - column.indicated:
-            return f"{column.name} is missing"
+            return self._stems[number] + _IS_MISSING
         assert self.categories is not None
-        return f"{column.name}={self.categories.text(n_before + offset)}"
+        return f"{self._stems[number]}={self.categories.text(n_before + offset)}"
 
     def categories_before(self) -> list[int]:
         """Return the number of the categories before those of each column, and of all."""
@@ -294,7 +322,7 @@ class Unknown(NamedTuple):
     example: str  # the first of them; empty where values are missing
 
 
-def add_unknown(total: dict[str, Unknown], more: Mapping[str, Unknown]) -> None:
+def add_unknown(total: dict[Any, Unknown], more: Mapping[Any, Unknown]) -> None:
     """Take in, by column, the values of rows that come later."""
     for name, (n_values, example) in more.items():
         before = total.get(name, Unknown(0, example))

@@ -74,6 +74,7 @@ class MatrixEncoder(RowChecker):
     message: Callable[[int], str]  # describes a row of the matrix
     unseen: Mapping[str, Any] = {}  # as of a table: nothing is missing or unknown in a matrix
     unindicated: Mapping[str, Any] = {}
+    odd: Mapping[Any, Any] = {}
     n_missing = 0
 
     def encode(self, matrix: Any) -> Iterator[EncodedRows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,16 +12,22 @@ import numpy as np
 from ..core.errors import DataError, UsageError
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import (
+    COMMA,
+    MOST_ODD,
+    NUMBER,
+    WORD,
     Strings,
     arrow_strings,
     dictionary_of,
     flat_columns,
     flat_fields,
+    forms_of,
     frame_reader,
     joined_arrays,
     lists_of,
     names_of_numbers,
     numbers_of,
+    odd_value,
     prefixed_strings,
     seconds_of,
     strings_of,
@@ -59,7 +66,7 @@ class TableEncoder:
         message: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
         self.encoding, self.message, self._grows = encoding, message, table is not None
-        self._dictionaries: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {}
+        self._dictionaries: dict[str, tuple[Any, np.ndarray, np.ndarray, np.ndarray]] = {}
         self._features = np.empty(0, np.int64)
         self._table = StringTable() if table is None else table
         if table is None and encoding.categories is not None:
@@ -76,6 +83,10 @@ class TableEncoder:
         self._columns = sorted(columns, key=lambda item: item[1].kind == "hashed")
         self._cells, self._lists = RowChecker(value_dtype), RowChecker(value_dtype, *bounds)
         self.unseen: dict[str, Unknown] = {}  # values of unknown categories, by column
+        # by column and form, strings that are no numbers, in columns where nearly all are
+        self.odd: dict[tuple[str, int], Unknown] = {}
+        self._may_be_numbers = {*encoding.string_columns} if self._grows else set[str]()
+        self._n_rows = 0
         self.n_missing = np.zeros(len(encoding.columns), np.int64)  # values, by column
         n_cells = max(len(self._columns), 1)
         # of wide tables a few rows more, since each block calls Python once a column
@@ -132,8 +143,10 @@ class TableEncoder:
                 values[:, at] = self._numbers(block, column)
                 missing = np.isnan(values[:, at])
             else:
-                (_, codes, signs), places = self._codes(block, number, column)
+                (_, codes, signs, forms), places = self._codes(block, number, column)
                 features[:, at], missing = codes[places], places < 0
+                if column.name in self._may_be_numbers:
+                    self._count_odd(block, column.name, forms[places], start)
                 if column.kind == "hashed":
                     values[:, at] = signs[places]
                 elif not self._grows:
@@ -156,6 +169,7 @@ class TableEncoder:
             order = np.argsort(features[:, -n_hashed:], axis=1)
             for part in (features[:, -n_hashed:], values[:, -n_hashed:]):
                 part[:] = np.take_along_axis(part, order, 1)
+        self._n_rows += block.num_rows
         kept = (values != 0.0) & (features >= 0)
         starts = np.concatenate([[0], np.cumsum(np.count_nonzero(kept, axis=1))])
         # most blocks of dense tables have no zeros
@@ -176,6 +190,18 @@ class TableEncoder:
             example = str(block.column(name)[int(unseen.argmax())].as_py())
             add_unknown(self.unseen, {name: Unknown(int(np.count_nonzero(unseen)), example)})
 
+    def _count_odd(self, block: Any, name: str, forms: np.ndarray, start: int) -> None:
+        """Count the strings of a column that are no numbers, as long as nearly all are."""
+        for form in (COMMA, WORD):
+            if not (n := np.count_nonzero(forms == form)):
+                continue
+            row = int((forms == form).argmax())
+            message = odd_value(self._place(start + row, name), block.column(name)[row], form)
+            add_unknown(self.odd, {(name, form): Unknown(int(n), message)})
+            if form == WORD and self.odd[name, form].n_values > MOST_ODD * (self._n_rows + block.num_rows):
+                self._may_be_numbers.remove(name)
+                self.odd[name, form] = Unknown(sys.maxsize, "")  # also where many numbers follow
+
     def _numbers(self, block: Any, column: Column) -> np.ndarray:
         """Return the numbers of a column: NaN where they are missing."""
         if column.form == "seconds":
@@ -187,14 +213,14 @@ class TableEncoder:
         if type_name(array.type) not in (*kinds, "nothing"):
             raise DataError(
                 f"{self._place(0, name)}: expected {' or '.join(f'{kind}s' for kind in kinds)}, found {array.type}; give "
-                "the column the type that it has elsewhere"
+                "the column one type in all of the data"
             )
         return array
 
     def _codes(
         self, block: Any, number: int, column: Column
-    ) -> tuple[tuple[Any, np.ndarray, np.ndarray], np.ndarray]:
-        """Return the different strings, or numbers, of a column with their codes and signs, and the place of each row's.
+    ) -> tuple[tuple[Any, np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+        """Return the different strings, or numbers, of a column with codes, signs and forms, and the place of each row's.
 
         The last code is that of a missing value, whose place is -1.
         """
@@ -205,7 +231,10 @@ class TableEncoder:
         known = self._dictionaries.get(column.name)
         if known is None or not known[0].equals(values):
             coded = self._hashed if column.kind == "hashed" else self._numbered
-            known = self._dictionaries[column.name] = (values, *coded(number, column, values))
+            forms = np.empty(0, np.int8)
+            if column.name in self._may_be_numbers:
+                forms = np.append(forms_of(values), np.int8(NUMBER))
+            known = self._dictionaries[column.name] = (values, *coded(number, column, values), forms)
         return known, places
 
     def _numbered(self, number: int, column: Column, values: Any) -> tuple[np.ndarray, np.ndarray]:

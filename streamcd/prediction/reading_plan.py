@@ -118,6 +118,7 @@ class RowsToScore:
             decoder_bytes=decoder_bytes,
             batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + batch_bytes,
             index_base=model.index_base,
+            any_width=True,
             n_features=model.n_features if ends else None,
             ignore_beyond=ends,
             needs_label=False,
@@ -125,6 +126,7 @@ class RowsToScore:
             encoding=self._encoding(),
             class_names=tuple(model.class_names or ()),
             of_numbers=model.class_names is None,
+            end_label=2.0**53 if self.compared and not model.has_targets else np.inf,
         )
         if not self.in_memory:
             return open_source(self.paths, self._roots, "auto", reading, TableOptions())
