@@ -8,13 +8,14 @@ From the declaration follow the keywords of a function, with signature and docst
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import itertools
 import logging
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
@@ -22,7 +23,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from .errors import UsageError, escaped
+from .errors import KeywordError, UsageError, escaped, in_command, in_words_of_caller
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -110,6 +111,20 @@ class Listener:
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
+
+
+class _InPython(Listener):
+    """A listener of a call from Python, which hears of keywords where messages have options of the command line."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.progress, self.close = listener.progress, listener.close  # type: ignore[method-assign]
+        self._listener = listener
+
+    def message(self, text: str) -> None:
+        self._listener.message(in_words_of_caller(text))
+
+    def warning(self, text: str) -> None:
+        self._listener.warning(in_words_of_caller(text))
 
 
 @contextmanager
@@ -323,11 +338,10 @@ class takes(Generic[P, Asked]):
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                found = signature.bind(*arguments, **named).arguments
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+            found = _bound(function, signature, arguments, named)
             listener = found.get("listener") or Listener()
+            if not in_command.is_set():
+                found["listener"] = listener = _InPython(listener)
             positional = [found.pop(one.name, None) for one in given]
             with closing(listener), telling_of_compilation(listener, function.__name__):
                 return function(*positional, options(**found))
@@ -335,6 +349,31 @@ class takes(Generic[P, Asked]):
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = with_parameters(inspect.getdoc(function) or "", options)
         return call
+
+
+def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a public function refuse other keywords than its own as `takes` does."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        _bound(function, signature, arguments, named)
+        return function(*arguments, **named)
+
+    return call
+
+
+def _bound(
+    function: Any, signature: inspect.Signature, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name; what the function does not take is refused, with the nearest name."""
+    try:
+        return signature.bind(*arguments, **named).arguments
+    except TypeError as error:
+        known = signature.parameters
+        near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
+        hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
+        raise KeywordError(f"{function.__name__}() {error}{hints}") from None
 
 
 def with_parameters(doc: str, options: type) -> str:
