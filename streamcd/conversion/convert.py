@@ -75,7 +75,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
     workers = asked.workers
-    named = (path for path in (asked.weights, asked.like) if path is not None)
+    named = [location(path) for path in (asked.weights, asked.like) if path is not None]
     check_place(dest, [*paths, *named], force=asked.force)
     if from_files and workers > 1 and total_bytes(paths) is None:
         listener.warning(

@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from .errors import KeywordError, UsageError, escaped, in_command, in_words_of_caller
 
@@ -283,7 +283,7 @@ def as_number(value: Any) -> float:
     """Return a value as a number; nan where it is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return nan
 
 
@@ -357,8 +357,8 @@ def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        _bound(function, signature, arguments, named)
-        return function(*arguments, **named)
+        checked: Any = function
+        return cast(R, checked(**_bound(function, signature, arguments, named)))
 
     return call
 
@@ -367,13 +367,36 @@ def _bound(
     function: Any, signature: inspect.Signature, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a call by name; what the function does not take is refused, with the nearest name."""
+    known = signature.parameters
     try:
-        return signature.bind(*arguments, **named).arguments
+        given = signature.bind(*arguments, **named).arguments
     except TypeError as error:
-        known = signature.parameters
         near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
         hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
         raise KeywordError(f"{function.__name__}() {error}{hints}") from None
+    return {name: _of_declared_type(known[name], value) for name, value in given.items()}
+
+
+_TYPES = {"bool": "True or False", "int": "a whole number", "float": "a number", "str": "text"}
+
+
+def _of_declared_type(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return an argument as its annotation has it, of numbers and text; text of a number is one."""
+    annotation: Any = parameter.annotation
+    kinds = getattr(annotation, "__name__", str(annotation)).split(" | ")
+    expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
+    if value is parameter.default or len(expected) < len(set(kinds) - {"None"}):
+        return value
+    number = as_number(value)
+    if "None" in kinds if value is None else "str" in kinds and isinstance(value, str):
+        return value
+    if "float" in kinds and number == number:
+        return number if isinstance(value, str) else value
+    if "int" in kinds and number.is_integer():
+        return int(number if isinstance(value, str) else value)
+    if "bool" in kinds and number in (0, 1):
+        return bool(number)
+    raise UsageError(f"{parameter.name}: expected {' or '.join(expected)}, found {value!r:.60}")
 
 
 def with_parameters(doc: str, options: type) -> str:
@@ -411,6 +434,18 @@ class ListenerOptions:
 
     listener: Listener | None = option(
         None, "Receiver of progress and messages, such as `ProgressBar`.", flags=""
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of what loads a model."""
+
+    C: float | None = option(
+        None, "The model with this C, of a run that was trained with several.", flags="-C -c --C"
+    )
+    l1: float | None = option(
+        None, "The model with this λ of the penalty, of a run that was trained with several.", metavar="λ"
     )
 
 

@@ -11,6 +11,7 @@ from ..core.memory_budget import parse_size
 from ..core.options import (
     Checked,
     ListenerOptions,
+    ModelOptions,
     Place,
     Section,
     Size,
@@ -19,7 +20,6 @@ from ..core.options import (
     replaces,
 )
 from ..core.storage import local_path
-from ..prediction.options import ModelOptions
 from .problem_options import (
     MAX_FOLDS,
     ProblemOptions,
