@@ -112,8 +112,7 @@ def _complaint(
         + ("rescale it" if wide else "convert with --dtype float64"),
         kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
         kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
-        kernels.BELOW: f"expected indices from {base} on, {found}; "
-        + ("use --index-base 0 or auto" if base and token[0] == "0" else "correct the line"),
+        kernels.BELOW: f"expected indices from {base} on, {found}; correct the line",
         kernels.ORDER: f"expected increasing indices, {found} after index {state[kernels.LAST]}; sort the row by index",
         kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
         kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",

@@ -117,7 +117,7 @@ def _miscounted(dataset: Dataset) -> DatasetError:
     """Make the error for features whose numbers of entries are not those of the entries."""
     return DatasetError(
         f"{dataset.file('features.parquet')}: does not count the entries of {dataset.path / 'entries'}; "
-        "run 'streamcd verify', or convert the data again"
+        f"run 'streamcd verify {dataset.path}', or convert the data again"
     )
 
 

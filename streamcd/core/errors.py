@@ -157,7 +157,9 @@ def _as_keyword(flag: re.Match[str]) -> str:
     short, long, word = flag.groups()
     if not (short or long):
         return flag[0]
-    name = {"C": "C", "e": "eps"}.get(short) or long.replace("-", "_")
+    name = {"C": "C", "e": "eps", "checkpoint": "load_checkpoint"}.get(short or long) or long.replace(
+        "-", "_"
+    )
     if name in _WORDED and word not in (None, "and", "is", "or"):
         return f'{name}="{word}"'
     if word and word.isdecimal() and name != "memory":

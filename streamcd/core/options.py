@@ -103,11 +103,11 @@ class Listener:
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
-        _logger.info(escaped(text))
+        _logger.info(escaped(in_words_of_caller(text)))
 
     def warning(self, text: str) -> None:
         """Receive a warning: the user should probably change something."""
-        _logger.warning(escaped(text))
+        _logger.warning(escaped(in_words_of_caller(text)))
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
@@ -340,7 +340,7 @@ class takes(Generic[P, Asked]):
         def call(*arguments: Any, **named: Any) -> Any:
             found = _bound(function, signature, arguments, named)
             listener = found.get("listener") or Listener()
-            if not in_command.is_set():
+            if type(listener) is not Listener and not in_command.is_set():
                 found["listener"] = listener = _InPython(listener)
             positional = [found.pop(one.name, None) for one in given]
             with closing(listener), telling_of_compilation(listener, function.__name__):

@@ -97,8 +97,8 @@ def load_model(
         expected = f"{path}: expected a run or a model"
         if (path / "config.json").exists():
             expected = (
-                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
-                "load_checkpoint) takes the model of its last checkpoint"
+                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and evaluate, predict, "
+                "weights and export take the model of its last checkpoint by --checkpoint"
             )
         elif path.is_file():
             expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"

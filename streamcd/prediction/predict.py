@@ -59,9 +59,10 @@ def predict(
         A path names a model or a run.
     out : path or text file, optional
         By default an array is returned. A Parquet file with the columns ``source`` (0-based row of the source, as in a
-        dataset's table of rows), ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``,
-        behind the column that identifies rows where the table was converted with ``--id``; a name ending in ``.csv`` gets
-        CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for each row.
+        dataset's table of rows), ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba`
+        ``probability_<label>``, behind the column that identifies rows where the table was converted with `id`; a name
+        ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for
+        each row.
     {options}
 
     Returns
@@ -115,9 +116,9 @@ def predict(
 
 
 def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
-    """Predict all rows into one array, which has to fit in memory."""
+    """Predict all rows into one array, which has to fit in the memory that scoring leaves."""
     if asked.decision and asked.proba:
-        raise UsageError("decision and proba are an array each: give one of them, or out")
+        raise UsageError("decision and proba exclude each other without out: give one of them")
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
 
     def values(decisions: np.ndarray) -> np.ndarray:
@@ -127,27 +128,30 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
             return model.predicted(decisions)
         return positive_scores(model.choice, decisions) if model.n_classes <= 2 else model.scores(decisions)
 
-    rows = values(np.empty((0, model.n_vectors)))
-    row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
-    scoring = Scoring(data, model, Means.of(asked), row_bytes=row_bytes)
-    blocks = scoring.blocks("predict")
+    none = values(np.empty((0, model.n_vectors)))  # raises before any work
+    scoring = Scoring(data, model, Means.of(asked))
+    left = scoring.plan.left
+
+    def check_room(n_bytes: int) -> None:
+        if n_bytes > left:
+            raise BudgetError(
+                f"--memory {format_size(parse_size(asked.memory))} is too small: predictions of {format_size(n_bytes)} in an "
+                f"array, and {format_size(left)} are left for it; give a larger --memory, or a file as out"
+            )
+
     if scoring.dataset is not None:
-        found = np.empty((scoring.dataset.n_rows, *rows.shape[1:]), rows.dtype)
-        for block in blocks:
+        shape = scoring.dataset.n_rows, *none.shape[1:]
+        check_room(none.itemsize * math.prod(shape))
+        found = np.empty(shape, none.dtype)
+        for block in scoring.blocks("predict"):
             found[block.source] = values(block.decisions)
         return found
     joined = bytearray()
-    for block in blocks:
-        part = np.ascontiguousarray(values(block.decisions))
-        # it exists twice where it is moved as it grows
-        if 2 * (len(joined) + part.nbytes) > scoring.plan.left:
-            held = f"{len(joined) // row_bytes:,} rows"
-            raise BudgetError(
-                f"--memory {format_size(parse_size(asked.memory))} is too small: the predictions of {held} take "
-                f"{format_size(2 * len(joined))}, and there are more; give a larger --memory, or a file as out"
-            )
-        joined.extend(part.data.cast("B"))
-    return np.frombuffer(joined, rows.dtype).reshape(-1, *rows.shape[1:])
+    for block in scoring.blocks("predict"):
+        part = values(block.decisions).tobytes()
+        check_room(2 * (len(joined) + len(part)))  # it is there twice where it is moved to grow
+        joined += part
+    return np.frombuffer(joined, none.dtype).reshape(-1, *none.shape[1:])
 
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:

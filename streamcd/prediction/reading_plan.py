@@ -139,14 +139,13 @@ class ReadingPlan:
     The budget is for the sum of the processes that score, and then for this one, which reads their results; `left` of it
     remains for the caller. Of the Parquet file that the caller writes, of `n_columns` columns in row groups of `block_rows`
     rows, there is room for the footers of `most_groups` groups. As many threads share the work of this process as the memory
-    has room for. Of a dataset the caller has an array of `row_bytes` for each row.
+    has room for.
     """
 
-    def __init__(self, rows: RowsToScore, means: Means, n_columns: int, row_bytes: int) -> None:
+    def __init__(self, rows: RowsToScore, means: Means, n_columns: int) -> None:
         model, self._rows, budget = rows.model, rows, means.budget
         needs, footer_bytes = scoring_needs(model, rows.needs()), FOOTER_BYTES * n_columns
-        n_rows = 0 if rows.dataset is None else rows.dataset.n_rows
-        needs |= {"the footer of the predictions": footer_bytes, "the predictions": n_rows * row_bytes}
+        needs |= {"the footer of the predictions": footer_bytes}
         self.left = require(budget, needs, "give a larger --memory, or leave --proba out")
         self.workers = _usable_workers(rows.data, means)
         self.worker_bytes = self._bytes_of_a_worker(budget, needs) if self.workers > 1 else 0
@@ -166,9 +165,9 @@ class ReadingPlan:
         self.threads = self._count_threads(means.threads)
 
     def _bytes_of_a_worker(self, budget: int, needs: dict[str, int]) -> int:
-        """Return the budget of each of several workers; footer and predictions are this process's alone."""
+        """Return the budget of each of several workers; the footer is this process's alone."""
         theirs, own = dict(needs), {"model": needs["the model"]}
-        own |= {name: theirs.pop(f"the {name}") for name in ("footer of the predictions", "predictions")}
+        own["footer of the predictions"] = theirs.pop("the footer of the predictions")
         each = sum(theirs.values()) + RESERVED_BYTES
         return each + memory_per_worker(budget, self.workers, theirs, own)
 

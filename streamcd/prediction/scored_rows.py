@@ -58,14 +58,13 @@ class Scoring:
         compared: bool = False,
         scratch: Path | None = None,
         n_columns: int = 0,
-        row_bytes: int = 0,
     ) -> None:
         self.model, self.listener = model, means.listener
         self.scratch = scratch or Path(tempfile.gettempdir())
         self.ignored = Counts()
         self._rows = RowsToScore(data, model, compared=compared)
         self.dataset = self._rows.dataset
-        self.plan = ReadingPlan(self._rows, means, n_columns, row_bytes)
+        self.plan = ReadingPlan(self._rows, means, n_columns)
         self._threads = Threads(self.plan.threads)
 
     def blocks(self, phase: str) -> Iterator[ScoredRows]:

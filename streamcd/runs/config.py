@@ -216,8 +216,10 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
         ):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if not force and is_begun(path, config):
+        workers = " --workers N" if config.rounds else ""
         raise CheckpointError(
-            f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
+            f"{path} holds a run of the same training: 'streamcd resume {path}{workers}' goes on with it, --force starts it "
+            "anew"
         )
 
 

@@ -169,7 +169,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         super().__post_init__()
         if self.tol is not None and self.eps is not None:
             raise UsageError(
-                "tol and eps (-e) exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
+                "--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
         self._set(memory=parse_size(self.memory))
         if isinstance(self.plan, tuple):
