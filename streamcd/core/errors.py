@@ -162,22 +162,15 @@ def _as_keyword(flag: re.Match[str]) -> str:
     )
     if name in _WORDED and word not in (None, "and", "is", "or"):
         return f'{name}="{word}"'
-    if word and word.isdecimal() and name != "memory":
-        return f"{name}={word}"
     return name + "=True" * (name in _SWITCHES) + (f" {word}" if word else "")
 
 
 def _as_call(command: re.Match[str]) -> str:
-    arguments: list[str] = []
-    for word in command[2].split():
-        value = word if re.fullmatch(r"[A-Z]+|[\d.]+", word) else repr(word)
-        if word.startswith("-"):
-            name = _FLAG.sub(_as_keyword, word)
-            arguments.append(name if "=" in name else f"{name}=")
-        elif arguments and arguments[-1].endswith("="):
-            arguments[-1] += value
-        else:
-            arguments.append(value)
+    arguments = [
+        (name and name.replace("-", "_") + "=")
+        + (value if re.fullmatch(r"[A-Z]+|[\d.]+", value) else repr(value or True))
+        for name, value in re.findall(r" (?:--?([\w-]+))?(?: ?((?!-)\S+))?", command[2])
+    ]
     return f"streamcd.{_FUNCTIONS.get(command[1], command[1])}({', '.join(arguments)})"
 
 

@@ -14,14 +14,16 @@ import inspect
 import itertools
 import logging
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from .errors import KeywordError, UsageError, escaped, in_command, in_words_of_caller
 
@@ -283,7 +285,7 @@ def as_number(value: Any) -> float:
     """Return a value as a number; nan where it is none."""
     try:
         return float(value)
-    except (OverflowError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return nan
 
 
@@ -357,8 +359,8 @@ def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        checked: Any = function
-        return cast(R, checked(**_bound(function, signature, arguments, named)))
+        _bound(function, signature, arguments, named)
+        return function(*arguments, **named)
 
     return call
 
@@ -374,29 +376,20 @@ def _bound(
         near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
         hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
         raise KeywordError(f"{function.__name__}() {error}{hints}") from None
-    return {name: _of_declared_type(known[name], value) for name, value in given.items()}
+    for name, value in given.items():
+        _check_type(known[name], value)
+    return given
 
 
-_TYPES = {"bool": "True or False", "int": "a whole number", "float": "a number", "str": "text"}
+_TYPES: dict[str, Any] = {"None": types.NoneType, "float": Real, "int": Integral, "str": str}
 
 
-def _of_declared_type(parameter: inspect.Parameter, value: Any) -> Any:
-    """Return an argument as its annotation has it, of numbers and text; text of a number is one."""
-    annotation: Any = parameter.annotation
-    kinds = getattr(annotation, "__name__", str(annotation)).split(" | ")
-    expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
-    if value is parameter.default or len(expected) < len(set(kinds) - {"None"}):
-        return value
-    number = as_number(value)
-    if "None" in kinds if value is None else "str" in kinds and isinstance(value, str):
-        return value
-    if "float" in kinds and number == number:
-        return number if isinstance(value, str) else value
-    if "int" in kinds and number.is_integer():
-        return int(number if isinstance(value, str) else value)
-    if "bool" in kinds and number in (0, 1):
-        return bool(number)
-    raise UsageError(f"{parameter.name}: expected {' or '.join(expected)}, found {value!r:.60}")
+def _check_type(parameter: inspect.Parameter, value: Any) -> None:
+    """Refuse an argument that is neither of the types of its annotation nor the default; other types check themselves."""
+    kinds = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
+    allowed = tuple(_TYPES.get(kind, object) for kind in kinds)
+    if value is not parameter.default and not isinstance(value, allowed):
+        raise UsageError(f"{parameter.name}: expected {' or '.join(kinds)}, found {value!r:.60}")
 
 
 def with_parameters(doc: str, options: type) -> str:

@@ -13,10 +13,10 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..conversion.formats import expand
-from ..core.errors import BudgetError, UsageError
+from ..core.errors import UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Records
 from ..core.files import check_output, replacing, scratch_directory
-from ..core.memory_budget import format_size, parse_size
+from ..core.memory_budget import format_size, parse_size, require
 from ..core.options import takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -130,14 +130,11 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
 
     none = values(np.empty((0, model.n_vectors)))  # raises before any work
     scoring = Scoring(data, model, Means.of(asked))
-    left = scoring.plan.left
+    left, advice = scoring.plan.left, "give a larger --memory, or a file as out"
 
     def check_room(n_bytes: int) -> None:
-        if n_bytes > left:
-            raise BudgetError(
-                f"--memory {format_size(parse_size(asked.memory))} is too small: predictions of {format_size(n_bytes)} in an "
-                f"array, and {format_size(left)} are left for it; give a larger --memory, or a file as out"
-            )
+        refusal = f"{format_size(left)} of --memory are left, too little:"
+        require(left, {"predictions in an array": n_bytes}, advice, refusal, reserved=0)
 
     if scoring.dataset is not None:
         shape = scoring.dataset.n_rows, *none.shape[1:]

@@ -75,8 +75,8 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
                     signal.signal(signum, handler)
         if not result.converged:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
-            given = {name: options.get(name) for name in ("scheduler", "workers")}
-            more += "".join(f", {name}={value!r}" for name, value in given.items() if value not in (None, 1))
+            on_workers = (name for name in ("scheduler", "workers") if options.get(name) not in (None, 1))
+            more += "".join(f", {name}={options[name]!r}" for name in on_workers)
             way = f"streamcd.resume({result.run!r}{more}) goes on"
             ways = [way] if result.more_passes_help else []
             text = "; ".join([result.describe_shortfall(), *ways, *result.advice])
