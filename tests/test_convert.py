@@ -222,7 +222,7 @@ def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable
     assert features["index"].tolist() == [7, 9, 2**50, 2**62]
     assert dataset.verify() == []
     with_plan(map_bytes=10)
-    with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 96 B"):
+    with pytest.raises(UsageError, match="compact=True: 4 distinct features so far need 96 B"):
         convert(tmp_path / "in", tmp_path / "out2", compact=True)
 
 

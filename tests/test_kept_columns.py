@@ -119,7 +119,7 @@ def test_ids_leave_the_rows_and_the_training_as_they_are(trained, tmp_path) -> N
     without = streamcd.convert(table, tmp_path / "without", label="bought")
     assert without.manifest["data_digest"] == streamcd.open(trained / "data").manifest["data_digest"]
     assert without.kept == []
-    with pytest.raises(StreamcdError, match="convert it with --id or --fold"):
+    with pytest.raises(StreamcdError, match="convert it with id or fold"):
         without.read_kept("key")
 
 
@@ -155,7 +155,7 @@ def test_columns_that_cannot_be_kept_are_refused_in_a_line(options, said, tmp_pa
 
 def test_text_of_libsvm_has_no_columns_to_keep(tmp_path) -> None:
     (tmp_path / "t").write_text("1 1:1\n-1 1:2\n")
-    with pytest.raises(StreamcdError, match="--id: expected a table with named columns"):
+    with pytest.raises(StreamcdError, match="id: expected a table with named columns"):
         streamcd.convert(tmp_path / "t", tmp_path / "data", id="key")
 
 

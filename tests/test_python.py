@@ -36,7 +36,7 @@ def test_rows_in_memory_are_to_be_converted_first(tmp_path):
             UsageError, match=r"Table; convert it first: streamcd\.convert\(FRAME, PATH, label=COLUMN\)"
         ):
             call(frame)
-    with pytest.raises(UsageError, match="expected the directory of a run, found none"):
+    with pytest.raises(UsageError, match="expected the path of a run, found none"):
         streamcd.train(write_dataset(tmp_path / "data", random_rows(20, 4, seed=1)))
 
 
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_a_dataset_that_was_moved(tmp_path):
     with pytest.warns(streamcd.ConvergenceWarning):
         whole = streamcd.resume(tmp_path / "whole", max_passes=5)
     shutil.move(tmp_path / "data", tmp_path / "moved")
-    with pytest.raises(DatasetError, match=r"resume RUN --dataset PATH"):
+    with pytest.raises(DatasetError, match=r"streamcd\.resume\(RUN, dataset=PATH\)"):
         streamcd.resume(tmp_path / "cut", max_passes=5)
     with pytest.warns(streamcd.ConvergenceWarning):
         moved = streamcd.resume(tmp_path / "cut", max_passes=5, dataset=tmp_path / "moved")
@@ -173,7 +173,7 @@ def test_a_convergence_warning_has_the_gap_and_advice(tmp_path):
     x, y = random_rows()
     data = write_dataset(tmp_path / "data", (x * 30, y))
     with pytest.warns(
-        streamcd.ConvergenceWarning, match=r"relative gap is .*rows are badly scaled.*normalize l2"
+        streamcd.ConvergenceWarning, match=r"relative gap is .*rows are badly scaled.*normalize=\"l2\""
     ):
         result = streamcd.train(data, tmp_path / "run", method="dual", tol=1e-12, max_passes=2)
     assert len(result.advice) == 1

@@ -319,7 +319,7 @@ def test_a_line_longer_than_a_block_makes_it_grow(length: int, parse_text: Calla
 
 
 def test_a_line_longer_than_the_memory_is_refused(parse_text: Callable[..., Parsed]) -> None:
-    with pytest.raises(DataError, match=r"data\.libsvm: expected lines of at most 1 kB.*--memory"):
+    with pytest.raises(DataError, match=r"data\.libsvm: expected lines of at most 1 kB.*memory"):
         parse_text("1 " + "1:1 " * 1000, block_bytes=100, max_line_bytes=1000)
 
 
@@ -421,7 +421,7 @@ def test_a_dictionary_that_is_larger_than_the_memory_is_refused(tmp_path: Path) 
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 16 << 20}]
     (tmp_path / "data").write_bytes(lzma.compress(TEXT, filters=filters))
     assert len(parse(tmp_path / "data", decoder_bytes=20 << 20).rows) == 2000
-    with pytest.raises(DataError, match=r"data: .* larger dictionary; give a larger --memory"):
+    with pytest.raises(DataError, match=r"data: .* larger dictionary; give a larger memory"):
         parse(tmp_path / "data", decoder_bytes=10 << 20)
 
 

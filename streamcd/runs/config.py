@@ -251,5 +251,5 @@ def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
             else ("on workers", "with --scheduler ADDRESS or --workers N, N >= 1")
         )
         raise UsageError(
-            f"{path} was begun {begun}: resume it {way}, or begin a new run with --start-from {path}"
+            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
         )
