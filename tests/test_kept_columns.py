@@ -140,8 +140,8 @@ def test_a_damaged_file_of_kept_columns_is_found(trained, tmp_path) -> None:
     [
         ({"id": "bought"}, "column 'bought': expected one use of it, found two"),
         ({"id": "key", "fold": "key"}, "column 'key': expected one use of it, found two"),
-        ({"id": "none"}, r"column 'none': expected one of the table \(--id\)"),
-        ({"fold": "gone"}, r"column 'gone': expected one of the table \(--fold\)"),
+        ({"id": "none"}, r"column 'none': expected one of the table \(id\)"),
+        ({"fold": "gone"}, r"column 'gone': expected one of the table \(fold\)"),
         ({"id": "source"}, "column 'source': expected another name"),
         ({"fold": "lists"}, "column 'lists': expected numbers, strings, booleans or times to keep"),
     ],

@@ -38,9 +38,7 @@ def texts(path: Path) -> Iterator[str]:
             skipped.update(ast.walk(node))
         if isinstance(node, ast.JoinedStr):
             skipped.update(ast.walk(node))
-            yield "".join(
-                str(part.value) if isinstance(part, ast.Constant) else "V" for part in node.values
-            )
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "V" for part in node.values)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
             yield node.value
@@ -72,9 +70,7 @@ def test_commands_in_messages_exist_and_take_what_they_are_given(tmp_path, monke
 
 
 def test_options_in_messages_exist_in_commands_and_as_keywords():
-    functions = [
-        value for name in streamcd.__all__ if inspect.isfunction(value := getattr(streamcd, name))
-    ]
+    functions = [value for name in streamcd.__all__ if inspect.isfunction(value := getattr(streamcd, name))]
     keywords = {name for function in functions for name in inspect.signature(function).parameters}
     flags = flags_of(*cli.commands) | {"--help"}
     for module, text in MESSAGES:
@@ -115,7 +111,9 @@ def test_a_file_to_score_is_not_told_of_options_of_convert(folder, tmp_path, com
     (tmp_path / "zero.txt").write_text("1 0:1 1:1\n")
     said = refused(command, tmp_path / "zero.txt", folder / "run", *out)
     assert "zero.txt:1: expected indices from 1 on" in said
-    table = pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": [[1], [2], [3], [1]], "v": [[1.0]] * 4, "y": [0, 1, 0, 1]})
+    table = pa.table(
+        {"a": [1.0, 2.0, 3.0, 4.0], "b": [[1], [2], [3], [1]], "v": [[1.0]] * 4, "y": [0, 1, 0, 1]}
+    )
     streamcd.convert(table, tmp_path / "d", label="y", missing="error", features="a,b:v")
     streamcd.train(tmp_path / "d", tmp_path / "r")
     for name, column in (("a", pa.array([1.0, None, 3.0, 4.0])), ("b", pa.array([1, 2, 3, 4]))):
@@ -127,17 +125,31 @@ def test_a_file_to_score_is_not_told_of_options_of_convert(folder, tmp_path, com
 
 @pytest.mark.parametrize(
     "line",
-    ["convert TEXT NEW", "columns DATA", "verify DATA", "train DATA NEW", "evaluate DATA RUN", "predict DATA RUN -o -"],
+    [
+        "convert TEXT NEW",
+        "columns DATA",
+        "verify DATA",
+        "train DATA NEW",
+        "evaluate DATA RUN",
+        "predict DATA RUN -o -",
+    ],
 )
 def test_a_size_without_its_unit_is_asked_about(folder, tmp_path, line):
     (tmp_path / "text").write_text("1 1:1\n0 2:1\n")
-    places = {"TEXT": tmp_path / "text", "NEW": tmp_path / "new", "DATA": folder / "data", "RUN": folder / "run"}
+    places = {
+        "TEXT": tmp_path / "text",
+        "NEW": tmp_path / "new",
+        "DATA": folder / "data",
+        "RUN": folder / "run",
+    }
     words = [places.get(word, word) for word in line.split()]
     assert "did you mean 400MB?" in refused(*words, "--memory", "400")
 
 
 def test_a_run_on_workers_names_the_options_by_which_it_goes_on(folder, tmp_path):
-    with pytest.warns(streamcd.ConvergenceWarning, match=r"streamcd\.resume\('.*', max_passes=N, workers=2\)"):
+    with pytest.warns(
+        streamcd.ConvergenceWarning, match=r"streamcd\.resume\('.*', max_passes=N, workers=2\)"
+    ):
         streamcd.train(folder / "data", tmp_path / "run", workers=2, max_passes=1, tol=1e-12)
     assert "--workers N" in refused("resume", tmp_path / "run")
     again = ("--workers", 2, "--tol", "1e-12", "--max-passes", 1)

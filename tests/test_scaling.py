@@ -313,7 +313,7 @@ def test_liblinear_text_of_unit_rows_predicts_the_same_labels_without_a_bias(
         streamcd.predict(test_text, found, labels[-1])
     assert labels[0].getvalue() == labels[1].getvalue()
     biased = streamcd.train(made, tmp_path / "biased", loss=loss, bias=1.0, memory="400MB").model
-    with pytest.raises(ModelError, match="of another norm than those of normalize=\"l2\""):
+    with pytest.raises(ModelError, match='of another norm than those of normalize="l2"'):
         streamcd.export(biased, tmp_path / "biased-text")
     assert not (tmp_path / "biased-text").exists()
 

@@ -39,7 +39,7 @@ def test_l1_that_no_method_trains_by_rows_names_the_column_layout_and_takes_it(
     numbers: Path, loss: str, tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {"loss": loss, "penalty": "l1", "l1": 0.1}
-    with pytest.raises(UsageError, match="take method=\"working-set\" with the column layout"):
+    with pytest.raises(UsageError, match='take method="working-set" with the column layout'):
         streamcd.train(numbers, tmp_path / "run", method="newton", **asked)
     refused = command_line.run("train", numbers, tmp_path / "run", "--loss", loss, "--penalty", "l1")
     assert refused.returncode == 2
