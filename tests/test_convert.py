@@ -307,10 +307,10 @@ def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "200MB"}, r"--memory 200 MB is too small: \d+ MB interpreter and libraries \+ .* needed"),
+        ({"memory": "200MB"}, r"memory 200 MB is too small: \d+ MB interpreter and libraries \+ .* needed"),
         ({"dtype": "int8"}, "dtype: expected one of float32, float64, found 'int8'"),
         ({"index_base": 2}, "index_base: expected one of auto, 0, 1, found '2'"),
-        ({"n_features": 0}, "expected --n-features from 1"),
+        ({"n_features": 0}, "expected n_features from 1"),
         ({"compact": True, "n_features": 3}, "exclude each other"),
         ({"compression": "gzip"}, "compression: expected one of auto, none, lz4, zstd"),
         ({"workers": 0}, "workers: expected 1 or more, found 0"),

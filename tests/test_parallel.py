@@ -156,7 +156,7 @@ def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Pat
     with subprocess.Popen(f"cat {text_file} > {pipe}", shell=True):
         piped = convert(pipe, tmp_path / "piped", workers=2, listener=heard, **CUT)
     assert heard.warnings == [
-        "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
+        "standard input, pipes and servers without ranges are read by one process: converting with workers 1"
     ]
     assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
 

@@ -242,8 +242,8 @@ def test_a_dataset_with_another_scaling_is_refused_with_the_reason(
     model = streamcd.train(made, tmp_path / "run", memory="400MB").model
     unscaled_model = streamcd.train(plain, tmp_path / "plain-run", memory="400MB", max_passes=3).model
     for dataset, by, reason in (
-        (other, model, "by other scales; convert it with --like MODEL"),
-        (unit, model, "converted with --normalize l2, the model was trained on data with --scale maxabs"),
+        (other, model, "by other scales; convert it with like MODEL"),
+        (unit, model, 'converted with normalize="l2", the model was trained on data with scale="maxabs"'),
         (made, unscaled_model, "the model was trained on data with no scaling"),
     ):
         with pytest.raises(ModelError, match=reason):

@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "nul_byte": (b"1 1:1\n\x00\n", {}, "2: expected a number as label"),
     "long_token": (b"1 " + b"a" * 1000 + b"\n", {}, "1: expected index:value, found 'a{40}…'"),
     "negative_index": (b"1 -3:1\n", {}, "1: expected indices from 0 on, found '-3:1'"),
-    "index_below_base": (b"1 0:1\n", {"index_base": 1}, "1: expected indices from 1 on, found '0:1'; use --index-base 0"),
+    "index_below_base": (b"1 0:1\n", {"index_base": 1}, "1: expected indices from 1 on, found '0:1'; use index_base 0"),
     "index_too_large": (b"1 4611686018427387905:1\n", {}, "1: expected indices up to 2\\^62"),
     "index_of_many_digits": (b"1 99999999999999999999999:1\n", {}, "1: expected indices up to 2\\^62"),
     "index_beyond_width": (b"1 5:1\n1 6:1\n", {"index_base": 1, "n_features": 5}, "2: expected indices up to 5 "),
@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "inf": (b"1 1:1\n1 1:-inf\n", {}, "2: expected a finite value, found '1:-inf'"),
     "infinity": (b"1 1:Infinity\n", {}, "1: expected a finite value"),
     "nan_label": (b"NaN 1:1\n", {}, "1: expected a finite label, found 'NaN'"),
-    "too_large_for_float32": (b"1 1:1e39\n", {"value_dtype": np.float32}, "1: .*finite in float32.*--dtype float64"),
+    "too_large_for_float32": (b"1 1:1e39\n", {"value_dtype": np.float32}, "1: .*finite in float32.*dtype=.float64"),
     "too_large_for_float64": (b"1 1:1e309\n", {}, "1: .*finite in float64, found '1:1e309'"),
     "label_too_large": (b"1e400 1:1\n", {}, "1: .*finite in float64, found '1e400'"),
 }  # fmt: skip

@@ -157,10 +157,10 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
     ("text", "options", "message"),
     [
         ("a,b\n1,2\n3\n", {"label": "a"}, r"t\.csv:3: expected 2 columns, found 1: '3'; correct the line"),
-        ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give --label, one of a, b"),
-        ("a,b\n1,2\n", {"label": "c"}, r"column 'c': expected one of the table \(--label\), found a, b; check the name"),
+        ("a,b\n1,2\n", {}, r"t\.csv: expected the name of the column of labels, found none; give label, one of a, b"),
+        ("a,b\n1,2\n", {"label": "c"}, r"column 'c': expected one of the table \(label\), found a, b; check the name"),
         ("a,y\n" + "true,1\n" * 200_000 + "maybe,1\n", {"label": "y"}, r"'a': expected true or false, .* found 'maybe'"),
-        ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"column 'b': expected one of the table \(--category\), found a, y"),
+        ("a,y\n1,1\n", {"label": "y", "category": "b"}, r"column 'b': expected one of the table \(category\), found a, y"),
         ("a,y\n1,0\n", {"label": "y", "features": "a,y"}, "column 'y': expected one use of it, found two"),
         ("a,y\n1,0\n", {"label": "y", "weight_column": "y"}, "column 'y': expected one use of it, found two"),
         ("a,w\n1,0\n", {"label": "a", "weight_column": "w", "features": "w"}, "column .w.: expected one use of it"),
@@ -170,9 +170,9 @@ def test_unscaled_columns_are_told_of_their_scaling(tmp_path: Path) -> None:
         ("a,y\ninf,1\n", {"label": "y"}, "column 'a': expected a finite value, found inf"),
         ("a,y\n", {"label": "y"}, r"t\.csv: expected rows, found none"),
         ("y\n1\n", {"label": "y"}, "expected columns of features, found none besides 'y'"),
-        ("a,y\n1,1\n", {"label": "y", "n_features": 3}, "--n-features is for features numbered by indices"),
-        ("a,y\n1,1\n", {"label": "y", "hash": 40}, "expected --hash from 1 to 30 bits, found 40"),
-        ("1 1:2\n", {"missing": "zero"}, "--missing: expected a table with named columns, found libsvm text"),
+        ("a,y\n1,1\n", {"label": "y", "n_features": 3}, "n_features is for features numbered by indices"),
+        ("a,y\n1,1\n", {"label": "y", "hash": 40}, "expected hash from 1 to 30 bits, found 40"),
+        ("1 1:2\n", {"missing": "zero"}, "missing: expected a table with named columns, found libsvm text"),
     ],
 )  # fmt: skip
 def test_a_hostile_table_gets_one_clear_line(
