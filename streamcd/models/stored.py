@@ -103,9 +103,7 @@ def load_model(
         elif path.is_file():
             expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
         else:
-            is_dataset = (path / "manifest.json").exists()
-            there = "a dataset" if is_dataset else "no model.json in it" if path.exists() else "nothing there"
-            expected += f", found {there}"
+            expected += f", found {'no model.json in it' if path.exists() else 'nothing there'}"
         raise ModelError(expected) from None
     try:
         model = _read(directory, description, read_weights(directory, description))

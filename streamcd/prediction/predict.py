@@ -130,24 +130,26 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
 
     none = values(np.empty((0, model.n_vectors)))  # raises before any work
     scoring = Scoring(data, model, Means.of(asked))
-    left, advice = scoring.plan.left, "give a larger --memory, or a file as out"
+    left, row_bytes = scoring.plan.left, none.itemsize * math.prod(none.shape[1:])
 
-    def check_room(n_bytes: int) -> None:
-        refusal = f"{format_size(left)} of --memory are left, too little:"
-        require(left, {"predictions in an array": n_bytes}, advice, refusal, reserved=0)
+    def check_room(n_rows: int) -> None:
+        needs, refusal = (
+            {"predictions in an array": n_rows * row_bytes},
+            f"--memory leaves {format_size(left)}:",
+        )
+        require(left, needs, "give a larger --memory, or a file as out", refusal, reserved=0)
 
     if scoring.dataset is not None:
-        shape = scoring.dataset.n_rows, *none.shape[1:]
-        check_room(none.itemsize * math.prod(shape))
-        found = np.empty(shape, none.dtype)
+        check_room(scoring.dataset.n_rows)
+        found = np.empty((scoring.dataset.n_rows, *none.shape[1:]), none.dtype)
         for block in scoring.blocks("predict"):
             found[block.source] = values(block.decisions)
         return found
-    joined = bytearray()
+    joined, n_rows = bytearray(), 0
     for block in scoring.blocks("predict"):
-        part = values(block.decisions).tobytes()
-        check_room(2 * (len(joined) + len(part)))  # it is there twice where it is moved to grow
-        joined += part
+        n_rows += block.source.size
+        check_room(2 * n_rows)  # it is there twice where it is moved to grow
+        joined += values(block.decisions).tobytes()
     return np.frombuffer(joined, none.dtype).reshape(-1, *none.shape[1:])
 
 
