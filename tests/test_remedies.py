@@ -53,7 +53,7 @@ MESSAGES = [
 
 
 def test_messages_with_remedies_were_found():
-    assert len(MESSAGES) > 90
+    assert len(MESSAGES) > 60
 
 
 def test_commands_in_messages_exist_and_take_what_they_are_given(tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_commands_in_messages_exist_and_take_what_they_are_given(tmp_path, monke
 def test_options_in_messages_exist_in_commands_and_as_keywords():
     functions = [value for name in streamcd.__all__ if inspect.isfunction(value := getattr(streamcd, name))]
     keywords = {name for function in functions for name in inspect.signature(function).parameters}
-    flags = flags_of(*cli.commands) | {"--help"}
+    flags = flags_of(*cli.commands) | {"--help", "--help-all"}
     for module, text in MESSAGES:
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"'dask [^']*'", "", text)):
             assert flag in flags, (module, text)
