@@ -316,6 +316,7 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(folder, tmp_path):
             call()
     with pytest.raises(streamcd.errors.UsageError, match="max_passes: expected int, found 'many'"):
         streamcd.train(folder / "data", tmp_path / "run", max_passes="many")
+    assert streamcd.train(folder / "data", tmp_path / "run", max_passes=1e3, memory=1e9).converged
 
 
 def test_listeners_of_python_hear_of_keywords(folder):

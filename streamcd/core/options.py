@@ -359,8 +359,9 @@ def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        _bound(function, signature, arguments, named)
-        return function(*arguments, **named)
+        checked: Any = function
+        result: R = checked(**_bound(function, signature, arguments, named))
+        return result
 
     return call
 
@@ -376,20 +377,21 @@ def _bound(
         near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
         hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
         raise KeywordError(f"{function.__name__}() {error}{hints}") from None
-    for name, value in given.items():
-        _check_type(known[name], value)
-    return given
+    return {name: _of_declared_type(known[name], value) for name, value in given.items()}
 
 
 _TYPES: dict[str, Any] = {"None": types.NoneType, "float": Real, "int": Integral, "str": str}
 
 
-def _check_type(parameter: inspect.Parameter, value: Any) -> None:
-    """Refuse an argument that is neither of the types of its annotation nor the default; other types check themselves."""
+def _of_declared_type(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return an argument of one of the types of its annotation; types other than numbers and text check themselves."""
     kinds = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
     allowed = tuple(_TYPES.get(kind, object) for kind in kinds)
+    if "int" in kinds and isinstance(value, float) and value.is_integer():  # such as 1e9
+        return int(value)
     if value is not parameter.default and not isinstance(value, allowed):
         raise UsageError(f"{parameter.name}: expected {' or '.join(kinds)}, found {value!r:.60}")
+    return value
 
 
 def with_parameters(doc: str, options: type) -> str:
