@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import errors as errors
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .models.export import export as export
     from .models.model import Model as Model
     from .models.stored import load_model as load_model
+    from .models.stored import weights as weights
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
     from .runs.checkpoint_model import load_checkpoint as load_checkpoint
@@ -69,10 +71,11 @@ _PUBLIC = {
     "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
     "train": ("runs.train", "train"),
     "tune": ("runs.train", "tune"),
+    "weights": ("models.stored", "weights"),
     "write_report": ("runs.report", "write_report"),
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [*_PUBLIC, "__version__", "errors"]
 
 
 def __getattr__(name: str) -> Any:

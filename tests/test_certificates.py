@@ -326,7 +326,7 @@ def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path
         tmp_path / "data", (x, np.sign(x.toarray()[:, 0])), value_dtype=np.float64, n_chunks=2, n_shards=2
     )
     with pytest.warns(
-        ConvergenceWarning, match="with what rounding may add, the relative gap is .*--scale maxabs"
+        ConvergenceWarning, match='with what rounding may add, the relative gap is .*scale="maxabs"'
     ):
         result = train(dataset, tmp_path / "run", loss="hinge", method="dual", C=1e4, tol=1e-6, max_passes=20)
     assert result.stop_reason == "rounding"

@@ -53,7 +53,7 @@ def test_a_checkpoint_has_the_weights_of_its_state(interrupted: Path) -> None:
         assert np.array_equal(model.intercept, w[-1, mine])
         assert model.certificate["passes"] == passes[mine].tolist()
         assert model.certificate["converged"] is False
-    with pytest.raises(StreamcdError, match=r"a model for each of C = 0\.1; C = 1: name one with -C"):
+    with pytest.raises(StreamcdError, match=r"a model for each of C = 0\.1; C = 1: name one with C"):
         load_checkpoint(interrupted)
     with pytest.raises(StreamcdError, match="interpreter and libraries"):
         load_checkpoint(interrupted, 1.0, memory="1MB")

@@ -144,7 +144,7 @@ def test_values_of_C_that_agree_in_six_digits_have_scores_of_their_own(tmp_path)
 
 def test_folds_without_rows_are_refused_or_told(tmp_path: Path) -> None:
     few = convert_table((np.eye(7), np.array([0, 1, 0, 1, 0, 1, 1])), tmp_path / "few")
-    with pytest.raises(StreamcdError, match="--cv 8: expected a row for each fold, found 7 rows"):
+    with pytest.raises(StreamcdError, match="cv 8: expected a row for each fold, found 7 rows"):
         streamcd.tune(few, tmp_path / "search", C=[0.1, 1.0], cv=8)
     heard = Heard()
     streamcd.tune(few, tmp_path / "search", C=[0.1, 1.0], cv=7, listener=heard)

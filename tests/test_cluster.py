@@ -306,7 +306,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
     assert [max(n, 1) * memory[n] for n in (2, 1, 0)] == pytest.approx([800_000_000] * 3, rel=1e-4)
     with pytest.raises(
         UsageError,
-        match=r"is too small: .*\(3 times\) .* 200 MB to hand out the work .*resume with fewer --workers",
+        match=r"is too small: .*\(3 times\) .* 200 MB to hand out the work .*resume with fewer workers",
     ):
         streamcd.resume(run, client=client, workers=3)
 

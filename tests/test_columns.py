@@ -204,7 +204,7 @@ def test_layout_of_another_dataset_is_refused(dataset: Dataset, tmp_path: Path) 
 
 def test_existing_layout_is_kept_without_force(dataset: Dataset) -> None:
     before = files_of(make_columns(dataset, **SMALL))
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="force=True"):
         make_columns(dataset, chunk_size=400)
     assert files_of(dataset.open_columns()) == before
     assert files_of(make_columns(dataset, chunk_size=400, force=True)) != before

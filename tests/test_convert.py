@@ -222,7 +222,7 @@ def test_compact_renumbers_and_keeps_the_map(tmp_path: Path, with_plan: Callable
     assert features["index"].tolist() == [7, 9, 2**50, 2**62]
     assert dataset.verify() == []
     with_plan(map_bytes=10)
-    with pytest.raises(UsageError, match="--compact: 4 distinct features so far need 96 B"):
+    with pytest.raises(UsageError, match="compact=True: 4 distinct features so far need 96 B"):
         convert(tmp_path / "in", tmp_path / "out2", compact=True)
 
 
@@ -307,10 +307,10 @@ def test_a_column_layout_is_made_through_no_link(text_file: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "200MB"}, r"--memory 200 MB is too small: \d+ MB interpreter and libraries \+ .* needed"),
+        ({"memory": "200MB"}, r"memory 200 MB is too small: \d+ MB interpreter and libraries \+ .* needed"),
         ({"dtype": "int8"}, "dtype: expected one of float32, float64, found 'int8'"),
         ({"index_base": 2}, "index_base: expected one of auto, 0, 1, found '2'"),
-        ({"n_features": 0}, "expected --n-features from 1"),
+        ({"n_features": 0}, "expected n_features from 1"),
         ({"compact": True, "n_features": 3}, "exclude each other"),
         ({"compression": "gzip"}, "compression: expected one of auto, none, lz4, zstd"),
         ({"workers": 0}, "workers: expected 1 or more, found 0"),

@@ -56,7 +56,7 @@ def test_the_killed_training_resumes_to_the_same_weights_and_nothing_is_left(
 
 def test_keep_leaves_the_files_and_wants_an_empty_directory(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="--keep"):
+    with pytest.raises(UsageError, match="with keep"):
         run_demo(str(tmp_path), Listener(), SMALL)
 
 

@@ -361,7 +361,7 @@ def test_a_dataset_without_scaling_is_scaled_like_the_training_data(tmp_path: Pa
     )
     fitted = LinearSVC().fit(scaled)
     assert fitted.decision_function(plain) == pytest.approx(fitted.decision_function(scaled), rel=1e-12)
-    with pytest.raises(streamcd.StreamcdError, match="--like MODEL"):
+    with pytest.raises(streamcd.StreamcdError, match="like MODEL"):
         LinearSVC(tol=0.99).fit(plain).predict(scaled)
 
 

@@ -160,7 +160,7 @@ def test_a_run_whose_first_configuration_was_never_written_is_begun_anew(
     run.mkdir()
     for name in ("lock", *leftover):
         (run / name).touch()
-    with pytest.raises(CheckpointError, match=r"ended before its configuration.*'streamcd train"):
+    with pytest.raises(CheckpointError, match=r"ended before its configuration.*streamcd\.train\("):
         streamcd.resume(run)
     train(dataset, run)
     assert not list(run.glob("*.partial"))

@@ -44,7 +44,7 @@ def test_every_C_of_a_path_ends_where_its_own_run_ends(tmp_path: Path, loss: str
 def test_a_path_without_a_best_C_asks_which(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows())
     result = train(data, tmp_path / "run", C=[0.1, 1.0])
-    with pytest.raises(ModelError, match="name one with -C"):
+    with pytest.raises(ModelError, match="name one with C"):
         streamcd.load_model(result.run)
     with pytest.raises(ModelError, match=r"no model for C = 0\.5; it has C = 0\.1; C = 1"):
         streamcd.load_model(result.run, C=0.5)

@@ -36,7 +36,7 @@ BELOW = {
 }
 """The rooms, from the lowest up, each with those that its modules may import from."""
 
-TOP = {"__init__", "__main__"}
+TOP = {"__init__", "__main__", "errors"}
 """The modules that may import from every room."""
 
 BELOW_ALL = {"_version"}

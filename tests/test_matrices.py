@@ -155,7 +155,7 @@ def test_data_that_is_none_is_refused_in_a_line(tmp_path: Path, data: Any, messa
 def test_a_label_of_a_matrix_is_a_column_or_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.ones((2, 2)))
     with pytest.raises(
-        StreamcdError, match=r"t\.npy: expected as --label the number of a column .*, found y; check"
+        StreamcdError, match=r"t\.npy: expected as label the number of a column .*, found y; check"
     ):
         streamcd.convert(tmp_path / "t.npy", tmp_path / "out", label="y")
 

@@ -155,7 +155,7 @@ def test_datasets_encoded_in_another_way_are_refused_by_name(
     rows = random_rows(200, 20)
     first = convert(rows, tmp_path / "a", 0, 100)
     other = streamcd.convert((rows[0][100:], rows[1][100:]), tmp_path / "b", **options)
-    with pytest.raises(StreamcdError, match=f"b: {said} from that of .*a: .*convert it with --like"):
+    with pytest.raises(StreamcdError, match=f"b: {said} from that of .*a: .*convert it with like"):
         streamcd.merge([first, other], tmp_path / "all")
     assert not (tmp_path / "all").exists()
 

@@ -144,7 +144,7 @@ def test_what_is_no_model_is_refused_with_advice(tmp_path):
     with pytest.raises(ModelError, match="streamcd import"):
         load_model(tmp_path / "file")
     (tmp_path / "config.json").touch()
-    with pytest.raises(ModelError, match="streamcd resume"):
+    with pytest.raises(ModelError, match=r"streamcd\.resume\("):
         load_model(tmp_path)
 
 

@@ -156,7 +156,7 @@ def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Pat
     with subprocess.Popen(f"cat {text_file} > {pipe}", shell=True):
         piped = convert(pipe, tmp_path / "piped", workers=2, listener=heard, **CUT)
     assert heard.warnings == [
-        "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
+        "standard input, pipes and servers without ranges are read by one process: converting with workers 1"
     ]
     assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
 
@@ -200,7 +200,7 @@ def test_memory_is_shared_out_and_refused_with_the_arithmetic(text_file: Path, t
         match=r"too small: 630 MB interpreter and libraries \(3 times\) .* \+ 200 MB to hand out the work = .* needed",
     ):
         memory_per_worker(least - 1, 3, {"a thing": 1000})
-    with pytest.raises(UsageError, match=r"--memory 500 MB is too small: .* fewer --workers"):
+    with pytest.raises(UsageError, match=r"memory 500 MB is too small: .* fewer workers"):
         convert(text_file, tmp_path / "data", workers=2, memory="500MB")
     assert list(tmp_path.iterdir()) == []
 

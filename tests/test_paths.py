@@ -165,10 +165,10 @@ def test_every_command_picks_a_model_by_its_c_and_l1(tmp_path: Path) -> None:
         for (C, l1), count in zip(settings, counts, strict=True):
             assert [f"{C:g}", f"{l1:g}", str(count)] in lines
     with pytest.raises(
-        ModelError, match=r"a model for each of C = 0.2, l1 = 0.3; .*: name one with -C and --l1"
+        ModelError, match=r"a model for each of C = 0.2, l1 = 0.3; .*: name one with C and l1"
     ):
         load_model(run)
-    with pytest.raises(ModelError, match="name one with --l1"):
+    with pytest.raises(ModelError, match="name one with l1"):
         load_model(run, 2.0)
     with pytest.raises(ModelError, match=r"no model for C = 2, l1 = 1; it has C = 0.2, l1 = 0.3"):
         load_model(run, 2.0, l1=1.0)

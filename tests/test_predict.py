@@ -121,7 +121,7 @@ def test_only_files_of_predictions_of_the_same_format_are_replaced(small_problem
     text, model = libsvm_file(x, y), a_model(x, y, "log_loss")
     for name in ("p.csv", "p.txt", "p.parquet"):
         predict(text, model, tmp_path / name)
-        with pytest.raises(UsageError, match="--force"):
+        with pytest.raises(UsageError, match="force=True"):
             predict(text, model, tmp_path / name)
         predict(text, model, tmp_path / name, force=True, proba=True)
         predict(text, model, tmp_path / name, force=True)
@@ -228,7 +228,7 @@ def test_a_dataset_with_another_base_is_matched_by_index_or_refused(small_proble
     found = evaluate(made_dataset(x, y, name="b"), from_zero)
     assert found["accuracy"] == expected["accuracy"]
     assert found["primal_objective"] == pytest.approx(expected["primal_objective"], rel=1e-14)
-    with pytest.raises(ModelError, match="--index-base"):
+    with pytest.raises(ModelError, match="index_base"):
         evaluate(made_dataset(x, y, name="c", index_base=0), a_model(x, y))
 
 

@@ -131,7 +131,7 @@ def test_an_interruption_tells_pass_gap_and_command(tmp_path):
         return 2 if len(calls) == 5 else None
 
     with pytest.raises(
-        Interrupted, match=r"after pass \d+, gap about [\d.e-]+, wanted 1.0e-09; 'streamcd resume .*run'"
+        Interrupted, match=r"after pass \d+, gap about [\d.e-]+, wanted 1.0e-09; streamcd\.resume\('.*run'\)"
     ):
         streamcd.train(data, tmp_path / "run", tol=1e-9, stop_requested=stop)
 

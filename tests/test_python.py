@@ -36,7 +36,7 @@ def test_rows_in_memory_are_to_be_converted_first(tmp_path):
             UsageError, match=r"Table; convert it first: streamcd\.convert\(FRAME, PATH, label=COLUMN\)"
         ):
             call(frame)
-    with pytest.raises(UsageError, match="expected the directory of a run, found none"):
+    with pytest.raises(UsageError, match="expected the path of a run, found none"):
         streamcd.train(write_dataset(tmp_path / "data", random_rows(20, 4, seed=1)))
 
 
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_a_dataset_that_was_moved(tmp_path):
     with pytest.warns(streamcd.ConvergenceWarning):
         whole = streamcd.resume(tmp_path / "whole", max_passes=5)
     shutil.move(tmp_path / "data", tmp_path / "moved")
-    with pytest.raises(DatasetError, match=r"resume RUN --dataset PATH"):
+    with pytest.raises(DatasetError, match=r"streamcd\.resume\(RUN, dataset=PATH\)"):
         streamcd.resume(tmp_path / "cut", max_passes=5)
     with pytest.warns(streamcd.ConvergenceWarning):
         moved = streamcd.resume(tmp_path / "cut", max_passes=5, dataset=tmp_path / "moved")
@@ -173,7 +173,7 @@ def test_a_convergence_warning_has_the_gap_and_advice(tmp_path):
     x, y = random_rows()
     data = write_dataset(tmp_path / "data", (x * 30, y))
     with pytest.warns(
-        streamcd.ConvergenceWarning, match=r"relative gap is .*rows are badly scaled.*normalize l2"
+        streamcd.ConvergenceWarning, match=r"relative gap is .*rows are badly scaled.*normalize=\"l2\""
     ):
         result = streamcd.train(data, tmp_path / "run", method="dual", tol=1e-12, max_passes=2)
     assert len(result.advice) == 1
@@ -214,3 +214,168 @@ def test_memory_beyond_the_machine_or_used_up_already_is_warned_of(tmp_path):
     )
     assert "already holds" in heard.warnings.pop()
     del ballast
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arguments")
+    write_dataset(folder / "data", random_rows())
+    streamcd.train(folder / "data", folder / "run")
+    streamcd.load_model(folder / "run").save(folder / "model")
+    (folder / "file.txt").write_text("1 1:1\n-1 2:1\n")
+    (folder / "empty").mkdir()
+    return folder
+
+
+CALLS = {
+    "convert": lambda given, out: streamcd.convert(given, out),
+    "convert, dest": lambda given, out: streamcd.convert((np.eye(3), np.arange(3)), given),
+    "convert, like": lambda given, out: streamcd.convert((np.eye(3), np.arange(3)), out, like=given),
+    "convert, weights": lambda given, out: streamcd.convert((np.eye(3), np.arange(3)), out, weights=given),
+    "merge": lambda given, out: streamcd.merge(given, out),
+    "merge, several": lambda given, out: streamcd.merge([given, given], out),
+    "open": lambda given, out: streamcd.open(given),
+    "make_columns": lambda given, out: streamcd.make_columns(given, force=True),
+    "train": lambda given, out: streamcd.train(given, out),
+    "train, run": lambda given, out: streamcd.train("data", given),
+    "train, code": lambda given, out: streamcd.train("data", out, code=given),
+    "train, class_weight": lambda given, out: streamcd.train("data", out, class_weight=given),
+    "train, start_from": lambda given, out: streamcd.train("data", out, start_from=given),
+    "train, max_passes": lambda given, out: streamcd.train("data", out, max_passes=given),
+    "tune": lambda given, out: streamcd.tune(given, out, C=[0.1, 1], cv=2),
+    "resume": lambda given, out: streamcd.resume(given),
+    "load_model": lambda given, out: streamcd.load_model(given),
+    "load_model, C": lambda given, out: streamcd.load_model("run", given),
+    "load_checkpoint": lambda given, out: streamcd.load_checkpoint(given),
+    "export": lambda given, out: streamcd.export(given, out),
+    "export, path": lambda given, out: streamcd.export("run", given),
+    "weights": lambda given, out: streamcd.weights(given),
+    "weights, top": lambda given, out: streamcd.weights("run", given),
+    "evaluate": lambda given, out: streamcd.evaluate(given, "run"),
+    "evaluate, model": lambda given, out: streamcd.evaluate("data", given),
+    "predict": lambda given, out: streamcd.predict(given, "run"),
+    "predict, model": lambda given, out: streamcd.predict("data", given),
+    "predict, out": lambda given, out: streamcd.predict("data", "run", given),
+    "write_report": lambda given, out: streamcd.write_report(given, out + ".html"),
+    "solve_box_qp": lambda given, out: streamcd.solve_box_qp(given, np.ones(2), 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_of_another_kind_are_refused_in_one_line_or_understood(folder, monkeypatch, tmp_path, call):
+    """`export` of a path was an AttributeError, `train` without a path a TypeError of pathlib's."""
+    shutil.copytree(folder, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    given = [
+        None,
+        3,
+        "nowhere",
+        "data",
+        "run",
+        "model",
+        "file.txt",
+        "empty",
+        np.eye(3),
+        object(),
+        [1, 2],
+        b"x",
+    ]
+    given += [streamcd.open("data"), streamcd.load_model("run"), streamcd.resume("run")]
+    for number, argument in enumerate(given):
+        try:
+            CALLS[call](argument, f"out{number}")
+        except streamcd.StreamcdError as error:
+            said = str(error)
+            assert "--" not in said
+            assert "\n" not in said
+
+
+def test_a_run_is_taken_by_its_path_its_result_and_its_model(folder, tmp_path):
+    result = streamcd.resume(folder / "run")
+    expected = streamcd.weights(result.model)
+    for number, run in enumerate(
+        [str(folder / "run"), folder / "run", folder / "model", result, result.model]
+    ):
+        assert streamcd.weights(run) == expected
+        assert streamcd.export(run, tmp_path / f"{number}.json") == "json"
+    assert len({path.read_bytes() for path in tmp_path.glob("*.json")}) == 1
+
+
+def test_a_misspelt_keyword_is_refused_with_the_nearest_one(folder, tmp_path):
+    for call, near in (
+        (lambda: streamcd.train(folder / "data", tmp_path / "run", los="hinge"), "loss"),
+        (lambda: streamcd.convert(folder / "file.txt", tmp_path / "d", normalise="l2"), "normalize"),
+        (lambda: streamcd.load_model(folder / "run", memry="1GB"), "memory"),
+        (lambda: streamcd.predict(folder / "data", folder / "run", probas=True), "proba"),
+    ):
+        with pytest.raises(streamcd.errors.KeywordError, match=f"did you mean '{near}'"):
+            call()
+    with pytest.raises(streamcd.errors.UsageError, match="max_passes: expected int, found 'many'"):
+        streamcd.train(folder / "data", tmp_path / "run", max_passes="many")
+    assert streamcd.train(folder / "data", tmp_path / "run", max_passes=1e3, memory=1e9).converged
+
+
+def test_listeners_of_python_hear_of_keywords(folder):
+    heard = Heard()
+    streamcd.predict([np.eye(8)[:2]], folder / "run", workers=2, listener=heard)
+    assert "continuing with workers 1" in " ".join(heard.warnings)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions as an array
+
+
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [
+        (np.array([-1, 1]), {}),
+        (np.array(["no", "yes"]), {"loss": "log_loss"}),
+        (np.array([0.5, 1.5, 2.5]), {"loss": "log_loss"}),
+        (np.array(["a", "b", "c"]), {"loss": "multinomial"}),
+        (np.array([3, 5]), {"loss": "twin"}),
+        (np.array([3, 5]), {"loss": "crammer_singer"}),
+        (None, {}),
+    ],
+)
+def test_predictions_without_a_file_are_an_array_in_the_order_of_the_source(tmp_path, labels, options):
+    x = np.random.default_rng(0).standard_normal((200, 4))
+    y = x[:, 0] * 2 if labels is None else labels[np.random.default_rng(1).integers(0, labels.size, 200)]
+    data = streamcd.convert((x, y), tmp_path / "data", target=labels is None, chunk_size=1000)
+    model = streamcd.train(data, tmp_path / "run", **options).model
+    wanted, decided = model.predict(x), model.decision_function(x)
+    if labels is not None and labels.size == 2 and decided.ndim == 2:
+        decided = decided[:, 1] - decided[:, 0]
+    for source in (x, tmp_path / "data", data, iter([x[:50], x[50:]])):
+        found = streamcd.predict(source, model)
+        assert found.dtype == wanted.dtype
+        same = np.testing.assert_allclose if labels is None else np.testing.assert_array_equal
+        same(found, wanted)
+    for source in (x, data):
+        np.testing.assert_allclose(streamcd.predict(source, model, decision=True), decided, atol=1e-6)
+        if model.has_probabilities:
+            found = streamcd.predict(source, model, proba=True)
+            np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-6)
+    with pytest.raises(UsageError, match="decision and proba exclude each other"):
+        streamcd.predict(x, model, decision=True, proba=True)
+
+
+def test_workers_predict_the_same_array(folder):
+    alone = streamcd.predict(folder / "data", folder / "run")
+    np.testing.assert_array_equal(streamcd.predict(folder / "data", folder / "run", workers=2), alone)
+
+
+def test_an_array_that_does_not_fit_is_refused_by_arithmetic(tmp_path):
+    x = np.eye(2)
+    data = streamcd.convert((x, np.array(["a", "b" * 100_000])), tmp_path / "data")  # 400 kB a label
+    streamcd.train(data, tmp_path / "run")
+    many = streamcd.convert((np.ones((2000, 2)), np.arange(2000) % 2), tmp_path / "many")
+    blocks = (np.ones((10, 2)) for _ in range(10**9))
+    for source in (many, blocks):
+        with pytest.raises(
+            streamcd.errors.BudgetError, match=r"predictions in an array .* needed; give a larger memory"
+        ):
+            streamcd.predict(source, tmp_path / "run", memory="400MB")

@@ -69,7 +69,7 @@ def test_every_loss_reaches_liblinears_objective_or_says_how_far_it_is(
     if not result.converged:
         assert name in BADLY_SCALED
         assert result.gap > 1e-3
-        assert any("--normalize" in text for text in told)
+        assert any("normalize" in text for text in told)
         return
     x, y = rows_of(path)
     best = primal_objectives(loss, x, y, liblinear(loss, x, y, eps=1e-3), np.ones(y.size)).sum()
@@ -143,7 +143,7 @@ def test_twin_planes_of_a_million_features_are_refused_by_sor_and_trained_by_dua
     real_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     dataset = streamcd.convert(real_data("imdb.bigram.tfidf"), tmp_path / "data")
-    with pytest.raises(StreamcdError, match=r"TB 1 matrix of 1,520,267 x 1,520,267 .* --method dual"):
+    with pytest.raises(StreamcdError, match=r"TB 1 matrix of 1,520,267 x 1,520,267 .* method=\"dual\""):
         streamcd.train(dataset, tmp_path / "sor", loss="twin", method="sor")
     assert streamcd.train(dataset, tmp_path / "dual", loss="twin", method="dual").converged
 

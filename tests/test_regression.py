@@ -343,12 +343,12 @@ def test_a_search_takes_the_c_of_the_largest_r2(housing: Any, tmp_path: Path) ->
 
 def test_classes_and_targets_are_not_mistaken_for_one_another(housing: Any, tmp_path: Path) -> None:
     classes = write_dataset(tmp_path / "classes", random_rows(40, 5))
-    with pytest.raises(StreamcdError, match=r"expected numbers to predict for the loss .*, found classes; convert with --target"):  # fmt: skip  # noqa: E501
+    with pytest.raises(StreamcdError, match=r"expected numbers to predict for the loss .*, found classes; convert with target"):  # fmt: skip  # noqa: E501
         train(classes, tmp_path / "run", loss="squared_error")
     run = train(housing[0], tmp_path / "run", loss="squared_error", tol=1e-3)
     for use in (streamcd.evaluate, lambda data, model: streamcd.predict(data, model, tmp_path / "out.csv")):
         with pytest.raises(
-            StreamcdError, match=r"expected rows with numbers to predict .*convert with --target"
+            StreamcdError, match=r"expected rows with numbers to predict .*convert with target"
         ):
             use(classes, run.run)
     with pytest.raises(StreamcdError, match="class weights are for classes"):

@@ -70,7 +70,7 @@ def test_a_missing_matplotlib_is_told_of_before_rows_are_scored(
 
 def test_a_page_is_replaced_with_force_alone_and_the_same_run_gives_the_same(run: Path, page: Path) -> None:
     written = page.read_bytes()
-    with pytest.raises(StreamcdError, match="--force"):
+    with pytest.raises(StreamcdError, match="force=True"):
         write_report(run, page)
     page.write_bytes(written[:100])
     write_report(run, page, data=run.parent / "data", force=True)

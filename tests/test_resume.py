@@ -295,9 +295,9 @@ def test_training_into_an_unfinished_run_points_to_resume(dataset: Dataset, tmp_
     with pytest.raises(Interrupted):
         train(dataset, run, plan=plan, stop_requested=stopping_after(1), **options())
     before = tree(run)
-    with pytest.raises(CheckpointError, match="streamcd resume"):
+    with pytest.raises(CheckpointError, match=r"streamcd\.resume\("):
         train(dataset, run, plan=plan, **options())
-    with pytest.raises(CheckpointError, match="--force"):
+    with pytest.raises(CheckpointError, match="force=True"):
         train(dataset, run, plan=plan, **options(C=2.0))
     assert tree(run) == before
     train(dataset, run, plan=plan, force=True, **options(C=2.0))

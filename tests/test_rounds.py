@@ -426,7 +426,7 @@ def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path)
     with pytest.raises(UsageError, match="one process"):
         streamcd.train(data, tmp_path / "run", penalty="l1", client=Simulation(2))
     streamcd.train(data, tmp_path / "alone")
-    with pytest.raises(UsageError, match=r"begun in one process.*--start-from"):
+    with pytest.raises(UsageError, match=r"begun in one process.*start_from"):
         streamcd.resume(tmp_path / "alone", client=Simulation(2))
 
 

@@ -242,8 +242,8 @@ def test_a_dataset_with_another_scaling_is_refused_with_the_reason(
     model = streamcd.train(made, tmp_path / "run", memory="400MB").model
     unscaled_model = streamcd.train(plain, tmp_path / "plain-run", memory="400MB", max_passes=3).model
     for dataset, by, reason in (
-        (other, model, "by other scales; convert it with --like MODEL"),
-        (unit, model, "converted with --normalize l2, the model was trained on data with --scale maxabs"),
+        (other, model, "by other scales; convert it with like MODEL"),
+        (unit, model, 'converted with normalize="l2", the model was trained on data with scale="maxabs"'),
         (made, unscaled_model, "the model was trained on data with no scaling"),
     ):
         with pytest.raises(ModelError, match=reason):
@@ -252,7 +252,7 @@ def test_a_dataset_with_another_scaling_is_refused_with_the_reason(
 
 def test_options_that_make_no_sense_are_refused(train_text: Path, tmp_path: Path) -> None:
     made = convert(train_text, tmp_path / "d", normalize="l2")
-    with pytest.raises(UsageError, match=r"--scale and --like exclude each other.*--normalize l2"):
+    with pytest.raises(UsageError, match=r"scale and like exclude each other.*normalize=\"l2\""):
         convert(train_text, tmp_path / "e", like=made.path, scale="maxabs")
     with pytest.raises(UsageError, match="normalize: expected one of none, l2, found 'l1'"):
         convert(train_text, tmp_path / "e", normalize="l1")
@@ -313,7 +313,7 @@ def test_liblinear_text_of_unit_rows_predicts_the_same_labels_without_a_bias(
         streamcd.predict(test_text, found, labels[-1])
     assert labels[0].getvalue() == labels[1].getvalue()
     biased = streamcd.train(made, tmp_path / "biased", loss=loss, bias=1.0, memory="400MB").model
-    with pytest.raises(ModelError, match="of another norm than those of --normalize l2"):
+    with pytest.raises(ModelError, match='of another norm than those of normalize="l2"'):
         streamcd.export(biased, tmp_path / "biased-text")
     assert not (tmp_path / "biased-text").exists()
 
@@ -340,7 +340,7 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
     assert rms is not None
     ends = " to ".join(f"{rms[end]:.3g} of {rms[f'of_{end}']}" for end in ("min", "max"))  # type: ignore[literal-required]
     assert f"(root mean squares from {ends}), which takes many passes" in features
-    assert "'streamcd convert --scale maxabs'" in features
+    assert "converting with --scale maxabs" in features
     assert "rows are badly scaled" in rows
     assert "--normalize l2" in rows
 
@@ -357,7 +357,7 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     assert f"method {made['method']}: {made['method_because']}" in chosen
     assert made["method"] == "newton"  # scales do not slow it down
     assert (
-        "of when), which takes many passes by all methods but newton; try 'streamcd convert --scale maxabs'"
+        "of when), which takes many passes by all methods but newton; try converting with --scale maxabs"
         in note
     )
     said, because = note.split("; newton, ")

@@ -320,7 +320,7 @@ def test_a_line_longer_than_a_block_makes_it_grow(length: int, parse_text: Calla
 
 
 def test_a_line_longer_than_the_memory_is_refused(parse_text: Callable[..., Parsed]) -> None:
-    with pytest.raises(DataError, match=r"data\.libsvm: expected lines of at most 1 kB.*--memory"):
+    with pytest.raises(DataError, match=r"data\.libsvm: expected lines of at most 1 kB.*memory"):
         parse_text("1 " + "1:1 " * 1000, block_bytes=100, max_line_bytes=1000)
 
 
@@ -342,7 +342,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "nul_byte": (b"1 1:1\n\x00\n", {}, "2: expected a number as label"),
     "long_token": (b"1 " + b"a" * 1000 + b"\n", {}, "1: expected index:value, found 'a{40}…'"),
     "negative_index": (b"1 -3:1\n", {}, "1: expected indices from 0 on, found '-3:1'"),
-    "index_below_base": (b"1 0:1\n", {"index_base": 1}, "1: expected indices from 1 on, found '0:1'; use --index-base 0"),
+    "index_below_base": (b"1 0:1\n", {"index_base": 1}, "1: expected indices from 1 on, found '0:1'; use index_base 0"),
     "index_too_large": (b"1 4611686018427387905:1\n", {}, "1: expected indices up to 2\\^62"),
     "index_of_many_digits": (b"1 99999999999999999999999:1\n", {}, "1: expected indices up to 2\\^62"),
     "index_beyond_width": (b"1 5:1\n1 6:1\n", {"index_base": 1, "n_features": 5}, "2: expected indices up to 5 "),
@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "inf": (b"1 1:1\n1 1:-inf\n", {}, "2: expected a finite value, found '1:-inf'"),
     "infinity": (b"1 1:Infinity\n", {}, "1: expected a finite value"),
     "nan_label": (b"NaN 1:1\n", {}, "1: expected a finite label, found 'NaN'"),
-    "too_large_for_float32": (b"1 1:1e39\n", {"value_dtype": np.float32}, "1: .*finite in float32.*--dtype float64"),
+    "too_large_for_float32": (b"1 1:1e39\n", {"value_dtype": np.float32}, "1: .*finite in float32.*dtype=.float64"),
     "too_large_for_float64": (b"1 1:1e309\n", {}, "1: .*finite in float64, found '1:1e309'"),
     "label_of_several": (b"1 1:1\n9007199254740993 1:1\n", {}, "2: expected a label below 2.53 .*found '9007199254740993'"),
     "label_too_large": (b"1e400 1:1\n", {}, "1: .*finite in float64, found '1e400'"),
@@ -437,7 +437,7 @@ def test_a_dictionary_that_is_larger_than_the_memory_is_refused(tmp_path: Path) 
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 16 << 20}]
     (tmp_path / "data").write_bytes(lzma.compress(TEXT, filters=filters))
     assert len(parse(tmp_path / "data", decoder_bytes=20 << 20).rows) == 2000
-    with pytest.raises(DataError, match=r"data: .* larger dictionary; give a larger --memory"):
+    with pytest.raises(DataError, match=r"data: .* larger dictionary; give a larger memory"):
         parse(tmp_path / "data", decoder_bytes=10 << 20)
 
 

@@ -443,7 +443,7 @@ def test_codes_in_text_are_categories_as_they_stand(tmp_path: Path) -> None:
     assert first_feature_names(made) == ["code=00501", "code=10001", "code=501"]
     rows = "".join(f"{number % 49 + 1},{number % 2}\n" for number in range(300_000))
     (tmp_path / "late.csv").write_text(f"code,y\n{rows}A0,1\n")
-    with pytest.raises(StreamcdError, match=r"late\.csv:300002: column 'code'.* --category code"):
+    with pytest.raises(StreamcdError, match=r"late\.csv:300002: column 'code'.* category code"):
         streamcd.convert(tmp_path / "late.csv", tmp_path / "late", label="y")
     late = streamcd.convert(tmp_path / "late.csv", tmp_path / "late", label="y", category="code")
     assert late.n_features == 50

@@ -276,7 +276,7 @@ def test_a_matrix_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Pat
     x, y = random_rows(50, 9)
     x = sp.csr_array((x.data, x.indices, x.indptr), shape=(50, 20_000))
     dataset = write_dataset(tmp_path / "data", (x, y))
-    with pytest.raises(UsageError, match=r"GB weights .* --method dual"):
+    with pytest.raises(UsageError, match=r"GB weights .* method=\"dual\""):
         train(dataset, tmp_path / "run", loss="twin", method="sor", memory="2GB")
     assert train(dataset, tmp_path / "run", loss="twin", memory="2GB", tol=1e-2).converged
 

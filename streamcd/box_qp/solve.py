@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import number_or_word
+from ..core.options import number_or_word, with_known_keywords
 from ..core.setting import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
@@ -50,6 +50,7 @@ class BoxQPResult:
     trials: tuple[dict[str, Any], ...] = ()
 
 
+@with_known_keywords
 def solve_box_qp(
     Q: Any,
     h: np.ndarray,

@@ -16,9 +16,9 @@ from .._version import __version__
 from ..conversion.options import ColumnsOptions, ConvertOptions
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
-from ..core.options import SharedWork
+from ..core.options import ModelOptions, SharedWork
 from ..core.storage import local_path, location
-from ..prediction.options import EvaluateOptions, ModelOptions, PredictOptions
+from ..prediction.options import EvaluateOptions, PredictOptions
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -133,7 +133,7 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
     """Make the column layout of a dataset: its entries once more, by feature, for --method primal, online and working-set.
 
-    It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it goes on where it stopped.
+    It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it is begun anew.
 
     \b
     Example:
@@ -385,11 +385,10 @@ def weights(
       streamcd weights run --top 10
       streamcd weights run --class spam
     """
-    from ..models.named_weights import describe_weights
-    from ..models.stored import load_model
+    from ..models.stored import weights as list_weights
 
     used, name, said = asked_model(model, checkpoint, given, listener)
-    found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
+    found = list_weights(used, top, label, **given)
     return found | said, *class_weights_tables(name, found)
 
 
@@ -445,7 +444,7 @@ def export(
         from ..models.stored import load_model
 
         used, name, said = asked_model(source, checkpoint, given, listener)
-        model = used if checkpoint else load_model(source, **given)
+        model = load_model(used, **given)
         form = export_model(model, file, target_format, force=force, listener=listener)
         said |= describe_support(model, model.kept_weights)
     n_bytes = os.path.getsize(file)

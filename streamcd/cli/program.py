@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import Interrupted, StreamcdError
+from ..core.errors import Interrupted, StreamcdError, in_command
 from ..core.options import Section
 from ..runs.interrupts import handled
 from . import console
@@ -64,7 +64,7 @@ class Program(click.Group):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        with handled(_stop, signal.SIGINT, signal.SIGTERM), _logged_warnings():
+        with handled(_stop, signal.SIGINT, signal.SIGTERM), _as_command():
             try:
                 status = super().main(arguments, prog_name or "streamcd", **extra)
             except BrokenPipeError:
@@ -98,12 +98,15 @@ class _WarningLines(logging.Handler):
 
 
 @contextmanager
-def _logged_warnings() -> Iterator[None]:
+def _as_command() -> Iterator[None]:
+    """Name options in messages by their flags, and print the warnings that are logged."""
     logger, lines = logging.getLogger("streamcd"), _WarningLines(logging.WARNING)
     logger.addHandler(lines)
+    in_command.set()
     try:
         yield
     finally:
+        in_command.clear()
         logger.removeHandler(lines)
 
 

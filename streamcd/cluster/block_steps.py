@@ -210,7 +210,7 @@ def _descends(product: float, sums: np.ndarray, lane: int) -> bool:
         return False
     raise EnvironmentFailure(
         f"problem {lane + 1}: the workers' joint step does not descend (slope {slope:.3g} = {product:.3g} + {linear:.3g}), "
-        "which is impossible with sound data and arithmetic; nothing was applied. 'streamcd verify' the dataset, and check "
+        "which is impossible with sound data and arithmetic; nothing was applied. 'streamcd verify DATASET', and check "
         "that all workers see the same files"
     )
 

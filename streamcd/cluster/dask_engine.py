@@ -44,9 +44,7 @@ _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between queries of the scheduler's list of workers
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
-_MORE_SHARDS = (
-    "'streamcd convert' with a smaller --shard-size makes more, as many as there are chunks (--chunk-size)"
-)
+_MORE_SHARDS = "converting with a smaller --shard-size makes more, as many as there are chunks (--chunk-size)"
 
 
 class DaskEngine:
@@ -223,7 +221,8 @@ class DaskEngine:
                 raise EnvironmentFailure(f"no worker can take part; {name}: {reason}")
             if waited > self.timeout:
                 raise EnvironmentFailure(
-                    f"no worker for {waited:.0f} s; start some with 'dask worker', then 'streamcd resume {self.run}'"
+                    f"no worker for {waited:.0f} s; start some with 'dask worker', then "
+                    f"'streamcd resume {self.run} --scheduler ADDRESS'"
                 )
             time.sleep(_POLL_SECONDS)
         names = [name for name in before if name in admitted]
@@ -419,8 +418,8 @@ def _start_reported(workers: int) -> Iterator[None]:
     except Exception as error:
         raise EnvironmentFailure(
             f"{workers} worker processes of this machine could not be started ({type(error).__name__}: {error}); the system "
-            "may have ended one for lack of memory: give a smaller --memory or fewer --workers, or go on with 'streamcd "
-            "resume RUN --workers N'; a script has to ask for workers under 'if __name__ == \"__main__\":'"
+            "may have ended one for lack of memory: give a smaller --memory or fewer --workers, or go on with "
+            "'streamcd resume RUN --workers N'; a script has to ask for workers under 'if __name__ == \"__main__\":'"
         ) from None
 
 

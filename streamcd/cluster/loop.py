@@ -127,7 +127,7 @@ class RoundLoop(TrainingLoop):
                 if attempts >= _MAX_ATTEMPTS:
                     raise EnvironmentFailure(
                         f"round {self.round + 1} was lost {attempts} times in a row, the last time because {loss}; "
-                        f"look at the workers' logs (memory?), then 'streamcd resume {self.task.run}'"
+                        f"look at the workers' logs (memory?), then 'streamcd resume {self.task.run} --scheduler ADDRESS'"
                     ) from None
                 self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
         stepped = time.monotonic()
@@ -190,7 +190,7 @@ class RoundLoop(TrainingLoop):
         return self.bytes_before + self.bytes_read
 
     def _before_stop(self) -> str:
-        return f"with workers goes on from round {self.round}"
+        return f" --scheduler ADDRESS' (or --workers N) goes on from round {self.round}"
 
     def _progress(self, request: RoundRequest) -> Callable[[int], None]:
         total = self.task.dataset.n_entries * request.n_passes

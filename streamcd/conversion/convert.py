@@ -75,7 +75,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
     workers = asked.workers
-    named = (path for path in (asked.weights, asked.like) if path is not None)
+    named = [str(location(path)) for path in (asked.weights, asked.like) if path is not None]
     check_place(dest, [*paths, *named], force=asked.force)
     if from_files and workers > 1 and total_bytes(paths) is None:
         listener.warning(
@@ -121,9 +121,10 @@ def load_like(path: Location) -> Like:
         found: Any = open_dataset(path)
         scaling, encoding, indices = found.read_scaling(), encoding_of(found), indices_of(found)
     else:
-        from ..models.stored import load_model  # needed for this only
+        from ..models.stored import load_model, models_of_path  # needed for this only
 
-        found = load_model(path)
+        # of a path over C, whose models are encoded alike
+        found = load_model(next(iter(models_of_path(path).values()), path))
         scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
     names = tuple(found.class_names or ())
     return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)

@@ -46,7 +46,7 @@ def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[
     """
     paths: list[str] = []
     roots: dict[str, str] = {}
-    for given in [sources] if isinstance(sources, str | Path) else sources:
+    for given in [sources] if isinstance(sources, str | os.PathLike) else sources:
         found = _expand(source := os.fspath(given))
         if os.path.isdir(source):
             roots |= dict.fromkeys(found, source)

@@ -105,6 +105,7 @@ def _complaint(
         what = "label" if status == kernels.BAD_LABEL else "value"
         return f"expected a finite {what}, {found}; correct or remove the line"
     wide = value_dtype == np.float64
+    is_own_base = allowed.needs_label and not allowed.ignore  # not that of a model or another dataset
     return {
         kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
         kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
@@ -115,7 +116,7 @@ def _complaint(
         kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
         kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
         kernels.BELOW: f"expected indices from {base} on, {found}; "
-        + ("use --index-base 0 or auto" if base and token[0] == "0" else "correct the line"),
+        + ("use --index-base 0 or auto" if base and token[0] == "0" and is_own_base else "correct the line"),
         kernels.ORDER: f"expected increasing indices, {found} after index {state[kernels.LAST]}; sort the row by index",
         kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
         kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",

@@ -66,7 +66,7 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     >>> streamcd.train("data", "by-features", method="primal").converged
     True
     """
-    dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    dataset = open_dataset(dataset)
     layout = local_path(dataset.path, "a dataset that gets a column layout") / FOLDER
     clear_interrupted(layout)
     if has_columns(dataset) and not asked.force:
@@ -117,7 +117,7 @@ def _miscounted(dataset: Dataset) -> DatasetError:
     """Make the error for features whose numbers of entries are not those of the entries."""
     return DatasetError(
         f"{dataset.file('features.parquet')}: does not count the entries of {dataset.path / 'entries'}; "
-        "run 'streamcd verify', or convert the data again"
+        f"run 'streamcd verify {dataset.path}', or convert the data again"
     )
 
 

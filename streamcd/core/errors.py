@@ -1,13 +1,16 @@
 """Every error that streamcd raises on purpose, the exit status each one means, and words of text for people.
 
 A message is one line: what was expected, what was found, where, what to do. In Python wrong arguments and bad data are
-`ValueError`, failures of the machine `OSError`.
+`ValueError`, failures of the machine `OSError`. Messages are written with the options of the command line; outside a command
+they are shown with the keywords of Python (`in_words_of_caller`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,11 +43,15 @@ class StreamcdError(Exception):
     exit_status = 2
 
     def __str__(self) -> str:
-        return escaped(super().__str__())
+        return escaped(in_words_of_caller(super().__str__()))
 
 
 class UsageError(StreamcdError, ValueError):
     """The request cannot be carried out as it was made: options, sizes, a budget that is too small."""
+
+
+class KeywordError(UsageError, TypeError):
+    """An argument that the function does not take, or lacks."""
 
 
 class BudgetError(UsageError):
@@ -119,6 +126,52 @@ def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options in messages: written as those of the command line, shown to Python as keywords
+
+in_command = threading.Event()
+"""Set while a command of the command line runs."""
+
+_FUNCTIONS = {"columns": "make_columns", "report": "write_report"}  # others have the command's name
+_COMMAND = re.compile(
+    r"'streamcd (columns|convert|evaluate|merge|predict|report|resume|train|tune|weights)\b([^']*)'"
+)
+_SWITCHES = ("compact", "force", "proba", "unpenalized_bias", "unweighted")
+_WORDED = ("dtype", "loss", "method", "normalize", "penalty", "scale")  # take a word
+_FLAG = re.compile(
+    # other commands stay as they are
+    r"'(?:streamcd|dask) [^']*'|(?<![\w'/-])(?:-([Ce])|--([a-z][a-z\d-]*))(?![\w'/-])(?: (?!-)([\w.-]+))?"
+)
+
+
+def in_words_of_caller(text: str) -> str:
+    """Name options as a command does, or outside of commands as Python: keywords for flags, functions for commands."""
+    if in_command.is_set():
+        return text
+    return _FLAG.sub(_as_keyword, _COMMAND.sub(_as_call, text))
+
+
+def _as_keyword(flag: re.Match[str]) -> str:
+    short, long, word = flag.groups()
+    if not (short or long):
+        return flag[0]
+    name = {"C": "C", "e": "eps", "checkpoint": "load_checkpoint"}.get(short or long) or long.replace(
+        "-", "_"
+    )
+    if name in _WORDED and word not in (None, "and", "is", "or"):
+        return f'{name}="{word}"'
+    return name + "=True" * (name in _SWITCHES) + (f" {word}" if word else "")
+
+
+def _as_call(command: re.Match[str]) -> str:
+    arguments = [
+        (name and name.replace("-", "_") + "=")
+        + (value if re.fullmatch(r"[A-Z]+|[\d.]+", value) else repr(value or True))
+        for name, value in re.findall(r" (?:--?([\w-]+))?(?: ?((?!-)\S+))?", command[2])
+    ]
+    return f"streamcd.{_FUNCTIONS.get(command[1], command[1])}({', '.join(arguments)})"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ def require(
         arithmetic = " + ".join(
             f"{format_size(n_bytes)} {what}" for what, n_bytes in parts.items() if n_bytes
         )
+        if budget < 10**6:
+            advice = f"did you mean {budget}MB?"
         refusal = refusal or f"--memory {format_size(budget)} is too small:"
         raise BudgetError(f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}")
     return budget - total

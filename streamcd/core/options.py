@@ -8,21 +8,24 @@ From the declaration follow the keywords of a function, with signature and docst
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import itertools
 import logging
 import textwrap
+import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from .errors import UsageError, escaped
+from .errors import KeywordError, UsageError, escaped, in_command, in_words_of_caller
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -102,14 +105,28 @@ class Listener:
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
-        _logger.info(escaped(text))
+        _logger.info(escaped(in_words_of_caller(text)))
 
     def warning(self, text: str) -> None:
         """Receive a warning: the user should probably change something."""
-        _logger.warning(escaped(text))
+        _logger.warning(escaped(in_words_of_caller(text)))
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
+
+
+class _InPython(Listener):
+    """A listener of a call from Python, which hears of keywords where messages have options of the command line."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.progress, self.close = listener.progress, listener.close  # type: ignore[method-assign]
+        self._listener = listener
+
+    def message(self, text: str) -> None:
+        self._listener.message(in_words_of_caller(text))
+
+    def warning(self, text: str) -> None:
+        self._listener.warning(in_words_of_caller(text))
 
 
 @contextmanager
@@ -323,11 +340,10 @@ class takes(Generic[P, Asked]):
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                found = signature.bind(*arguments, **named).arguments
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+            found = _bound(function, signature, arguments, named)
             listener = found.get("listener") or Listener()
+            if type(listener) is not Listener and not in_command.is_set():
+                found["listener"] = listener = _InPython(listener)
             positional = [found.pop(one.name, None) for one in given]
             with closing(listener), telling_of_compilation(listener, function.__name__):
                 return function(*positional, options(**found))
@@ -335,6 +351,47 @@ class takes(Generic[P, Asked]):
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = with_parameters(inspect.getdoc(function) or "", options)
         return call
+
+
+def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a public function refuse other keywords than its own as `takes` does."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        checked: Any = function
+        result: R = checked(**_bound(function, signature, arguments, named))
+        return result
+
+    return call
+
+
+def _bound(
+    function: Any, signature: inspect.Signature, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name; what the function does not take is refused, with the nearest name."""
+    known = signature.parameters
+    try:
+        given = signature.bind(*arguments, **named).arguments
+    except TypeError as error:
+        near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
+        hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
+        raise KeywordError(f"{function.__name__}() {error}{hints}") from None
+    return {name: _of_declared_type(known[name], value) for name, value in given.items()}
+
+
+_TYPES: dict[str, Any] = {"None": types.NoneType, "float": Real, "int": Integral, "str": str}
+
+
+def _of_declared_type(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return an argument of one of the types of its annotation; types other than numbers and text check themselves."""
+    kinds = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
+    allowed = tuple(_TYPES.get(kind, object) for kind in kinds)
+    if "int" in kinds and isinstance(value, float) and value.is_integer():  # such as 1e9
+        return int(value)
+    if value is not parameter.default and not isinstance(value, allowed):
+        raise UsageError(f"{parameter.name}: expected {' or '.join(kinds)}, found {value!r:.60}")
+    return value
 
 
 def with_parameters(doc: str, options: type) -> str:
@@ -372,6 +429,18 @@ class ListenerOptions:
 
     listener: Listener | None = option(
         None, "Receiver of progress and messages, such as `ProgressBar`.", flags=""
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of what loads a model."""
+
+    C: float | None = option(
+        None, "The model with this C, of a run that was trained with several.", flags="-C -c --C"
+    )
+    l1: float | None = option(
+        None, "The model with this λ of the penalty, of a run that was trained with several.", metavar="λ"
     )
 
 

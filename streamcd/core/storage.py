@@ -237,11 +237,13 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return "://" in text and text.partition("://")[0].isalnum() and not text.lower().startswith("file://")
 
 
-def location(path: str | os.PathLike[str]) -> Location:
-    """The path or URL that is meant."""
+def location(path: str | os.PathLike[str] | None, what: str = "a path") -> Location:
+    """The path or URL that is meant, which a refusal describes as `what`."""
     if isinstance(path, Path | Url):
         return path
-    text = os.fspath(path)
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"expected {what}, found {'none' if path is None else type(path).__name__}")
+    text = os.fsdecode(path)
     if is_url(text):
         return Url(text)
     return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(text)
@@ -249,9 +251,7 @@ def location(path: str | os.PathLike[str]) -> Location:
 
 def local_path(path: str | os.PathLike[str] | None, what: str) -> Path:
     """The path of what is written, replaced and locked, which a URL cannot be."""
-    if path is None:
-        raise UsageError(f"expected the directory of {what}, found none; name one")
-    found = location(path)
+    found = location(path, f"the path of {what}")
     if isinstance(found, Url):
         raise UsageError(
             f"{path}: expected {what} on a disk, found a URL; URLs are read, what is written is on a disk"

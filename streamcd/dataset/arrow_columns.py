@@ -362,7 +362,7 @@ def reading(path: Location, where: str = "") -> Iterator[None]:
             raise EnvironmentFailure(f"{location}: {error.strerror}") from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DatasetError(
-            f"{location}: damaged ({reason}); run 'streamcd verify', restore the file or convert the data again"
+            f"{location}: damaged ({reason}); run 'streamcd verify DATASET', restore the file or convert the data again"
         ) from None
 
 

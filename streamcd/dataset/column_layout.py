@@ -88,7 +88,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
         manifest, _ = read_metadata(path / "manifest.json", COLUMN_LAYOUT)
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetError(
-            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it, as convert --columns does"
+            f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
         ) from None
     if manifest["dataset"] != dataset.fingerprint:
         raise DatasetError(

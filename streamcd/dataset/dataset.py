@@ -17,7 +17,7 @@ import pyarrow as pa
 from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
 from ..core.files import describe_set_aside, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
-from ..core.options import Listener
+from ..core.options import Listener, with_known_keywords
 from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
@@ -410,6 +410,7 @@ def _describe_absence(path: Location) -> str:
     return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
 
 
+@with_known_keywords
 def open_dataset(
     path: str | os.PathLike[str] | Dataset,
     *,

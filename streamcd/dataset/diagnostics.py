@@ -82,11 +82,11 @@ def advice(
     Features matter to all methods but newton, rows to dual ones only; what matters is how they are once `centred`, where
     training does that. Rows are not told of where features are, and the same option helps.
     """
-    lines, scaling, maxabs = [], dataset.scaling, "'streamcd convert --scale maxabs'"
+    lines, scaling, maxabs = [], dataset.scaling, "converting with --scale maxabs"
     remedy = (
         maxabs
         if dataset.manifest.get("encoding") and scaling.scale == "none"
-        else "'streamcd convert --normalize l2'"
+        else "converting with --normalize l2"
     )
     rms = None if method == "newton" or scaling.scale == "maxabs" else feature_rms(dataset, centred=centred)
     if rms is not None and rms["max"] >= BAD_FEATURE_RATIO * rms["min"]:

@@ -323,6 +323,6 @@ COLUMN_LAYOUT = Kind(
     2,
     ColumnsManifest,
     DatasetError,
-    "make the layout again with 'streamcd columns --force'",
+    "make the layout again with 'streamcd columns DATASET --force'",
     manifest_fingerprint,
 )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -156,18 +155,17 @@ class LinearModel(BaseEstimator):
         }
         validate_parameter_constraints(allowed, self.get_params(deep=False), kind.__name__)
         listener = self._listener()
-        with self._own_words():
-            if isinstance(X, str | os.PathLike | Dataset):
-                dataset = _opened(X)
-                if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
-                    raise UsageError(
-                        "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight"
-                    )
-                result, self.model_ = self._train_in_directory(dataset, listener)
-                self._name(dataset, self.model_)
-            else:
-                dataset = self._in_memory(X, y, sample_weight)
-                result, self.model_ = self._train_in_memory(dataset, listener)
+        if isinstance(X, str | os.PathLike | Dataset):
+            dataset = _opened(X)
+            if sample_weight is not None or (y is not None and not np.array_equal(y, dataset.labels())):
+                raise UsageError(
+                    "a dataset brings its labels and weights: expected y=None or its own labels(), and no sample_weight"
+                )
+            result, self.model_ = self._train_in_directory(dataset, listener)
+            self._name(dataset, self.model_)
+        else:
+            dataset = self._in_memory(X, y, sample_weight)
+            result, self.model_ = self._train_in_memory(dataset, listener)
         self.dual_gap_, self.n_iter_ = result.gap, self._count_passes(result)
         if not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
@@ -249,15 +247,6 @@ class LinearModel(BaseEstimator):
                 threads = self._n_threads()
                 result = train(dataset, run, memory=self.memory, threads=threads, **rule, **asked)
             return result, result.model
-
-    @contextmanager
-    def _own_words(self) -> Iterator[None]:
-        """Name parameters of the estimator where a refusal names options of the command line."""
-        try:
-            yield
-        except UsageError as error:
-            text = re.sub(r"--(method|penalty) ([\w-]+)", r'\1="\2"', str(error))
-            raise UsageError(text.replace("--memory", "memory")) from None
 
     def _bias(self) -> float:
         return float(getattr(self, "intercept_scaling", 1.0)) if self.fit_intercept else -1.0

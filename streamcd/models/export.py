@@ -13,31 +13,38 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.files import begins_with, check_output, replacing
-from ..core.options import Listener, ListenerOptions, replaces, takes
+from ..core.options import Listener, ListenerOptions, ModelOptions, replaces, takes
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
 from .model import Model
 from .named_weights import describe_support, weight_blocks
+from .stored import load_model
 
 JSON_FORMAT = "streamcd-linear-model"
 """Value of ``format`` in the JSON of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(ListenerOptions):
+class ExportOptions(ListenerOptions, ModelOptions):
     """Options of `export`."""
 
     force: bool = replaces("file of the same format")
 
 
 @takes(ExportOptions)
-def export(model: Model, path: str | os.PathLike[str], format: str | None, asked: ExportOptions) -> str:
+def export(
+    model: Model | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    format: str | None,
+    asked: ExportOptions,
+) -> str:
     """Write a model as a file of another format, which appears whole or not at all.
 
     Parameters
     ----------
-    model : Model
+    model : Model or path
+        A path names a model or a run.
     path : path
     format : {"liblinear", "json"}, optional
         By default that of the ending: ``.json``, or ``.txt``, ``.model`` or none for LIBLINEAR's text.
@@ -57,7 +64,7 @@ def export(model: Model, path: str | os.PathLike[str], format: str | None, asked
 
     Examples
     --------
-    >>> streamcd.export(streamcd.load_model("run"), "model.json", force=True)
+    >>> streamcd.export("run", "model.json", force=True)
     'json'
     """
     place = local_path(path, "a model")
@@ -66,6 +73,7 @@ def export(model: Model, path: str | os.PathLike[str], format: str | None, asked
         raise UsageError(
             f"{place}: expected .json, or .txt or .model for LIBLINEAR's text, found {format or place.suffix!r}"
         )
+    model = load_model(model, asked.C, l1=asked.l1)
     if form == "liblinear":
         export_liblinear(model, place, asked.listener or Listener(), force=asked.force)
         return form

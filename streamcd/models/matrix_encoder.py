@@ -62,7 +62,7 @@ class RowChecker:
         complaints = {
             kernels.NOT_FINITE: f"expected a finite value, found {wrong}; correct or remove the row",
             kernels.OUT_OF_RANGE: f"expected a number that is finite in {self._dtype}, found {wrong}; {advice}",
-            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {wrong}; give --index-base",
+            kernels.NEGATIVE_INDEX: f"expected indices from {least} on, found {wrong}; correct the row",
             kernels.BEYOND_WIDTH: f"expected indices up to {end - 1}, found {wrong}; give a larger --n-features",
         }
         raise DataError(f"{message(row, entry, of_index)}: {complaints[status]}")

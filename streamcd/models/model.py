@@ -308,9 +308,13 @@ class Model:
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the labels of rows, or their targets; `X` and errors as in `decision_function`."""
+        return self.predicted(self.matrix_decisions(X))
+
+    def predicted(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the predicted labels, as in the source, or targets; shape (rows,)."""
         if self.has_targets:
-            return self.matrix_decisions(X)[:, 0]
-        return np.array(self.label_numbers())[self.places(self.matrix_decisions(X))]
+            return decisions[:, 0]
+        return np.array(self.label_numbers())[self.places(decisions)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.

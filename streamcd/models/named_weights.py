@@ -66,7 +66,7 @@ def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, mo
     return LargestWeights(column, feature, weight, n_nonzero)
 
 
-def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dict[str, Any]:
+def describe_weights(model: Any, top: int = 20, label: str | float | None = None) -> dict[str, Any]:
     """List the weights of the largest magnitude for every class, in the source's units.
 
     Of scaled features the largest are those of the largest product with the feature's divisor (``convert --scale``): the
@@ -133,7 +133,7 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
     }
 
 
-def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str, Any]:
+def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> dict[str, Any]:
     """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
     if model.has_targets:
         raise UsageError(f"class: expected none, of a model of numbers, found {label!r}")

@@ -13,6 +13,7 @@ import numpy as np
 from ..core.errors import ModelError, StreamcdError, first_of
 from ..core.files import read_metadata
 from ..core.memory_budget import parse_size, require
+from ..core.options import with_known_keywords
 from ..core.setting import Setting, asked_text, default_code
 from ..core.storage import local_path
 from ..dataset.schema import class_labels
@@ -21,7 +22,7 @@ from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
 from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights
-from .named_weights import describe_support, vector_labels
+from .named_weights import describe_support, describe_weights, vector_labels
 from .sparse_weights import SparseWeights
 
 _FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
@@ -43,8 +44,9 @@ def models_of_path(path: str | os.PathLike[str]) -> dict[Setting, Path]:
     return dict(sorted(models.items()))
 
 
+@with_known_keywords
 def load_model(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Model,
     C: float | None = None,
     *,
     l1: float | None = None,
@@ -55,7 +57,7 @@ def load_model(
     Parameters
     ----------
     path : path
-        A directory with ``model.json``, or a run.
+        A directory with ``model.json``, or a run; a model is returned.
     C : float, optional
         C of the wanted model of a path; required if the run has models of several C and no best one.
     l1 : float, optional
@@ -79,6 +81,8 @@ def load_model(
     >>> streamcd.load_model("run").loss
     'log_loss'
     """
+    if isinstance(path, Model):
+        return path
     path = local_path(path, "a run or a model")
     directory = find_model(path, C, l1)
     if memory is not None and (directory / "weights.npy").exists():
@@ -93,8 +97,8 @@ def load_model(
         expected = f"{path}: expected a run or a model"
         if (path / "config.json").exists():
             expected = (
-                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and --checkpoint (in Python "
-                "load_checkpoint) takes the model of its last checkpoint"
+                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and evaluate, predict, "
+                "weights and export take the model of its last checkpoint by --checkpoint"
             )
         elif path.is_file():
             expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
@@ -200,6 +204,27 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Descriptions
+
+
+@with_known_keywords
+def weights(
+    model: Model | str | os.PathLike[str],
+    top: int = 20,
+    label: str | float | None = None,
+    *,
+    C: float | None = None,
+    l1: float | None = None,
+) -> dict[str, Any]:
+    """List the largest weights of a model by class, `top` of each at most, as ``streamcd weights --json`` prints them.
+
+    `label` names one class of several; `C` and `l1` one of several models, as in `load_model`.
+
+    Examples
+    --------
+    >>> len(streamcd.weights("run", 3)["classes"][0]["weights"])
+    3
+    """
+    return describe_weights(load_model(model, C, l1=l1), top, label)
 
 
 def describe_model(path: str | Path) -> dict[str, Any]:

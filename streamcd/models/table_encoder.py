@@ -155,10 +155,9 @@ class TableEncoder:
                 continue
             self.n_missing[number] += np.count_nonzero(missing)
             if self.encoding.missing == "error":
-                raise DataError(
-                    f"{self._place(start + int(missing.argmax()), column.name)}: expected a value, found none; give "
-                    "--missing zero (or indicator), or correct the row"
-                )
+                place = self._place(start + int(missing.argmax()), column.name)
+                way = "give --missing zero (or indicator), or " if self._grows else ""
+                raise DataError(f"{place}: expected a value, found none; {way}correct the row")
             if column.kind != "hashed":
                 features[missing, at], values[missing, at] = (
                     self._indicators.get(number, MISSING),
@@ -272,10 +271,8 @@ class TableEncoder:
     def _list(self, block: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         array = block.column(name)
         if type_name(array.type) != "list" or type_name(array.type.value_type) not in ("number", "nothing"):
-            raise DataError(
-                f"{self._place(0, name)}: expected lists of numbers, found {array.type}; --features INDICES:VALUES names "
-                "two columns of lists"
-            )
+            way = "; --features INDICES:VALUES names two columns of lists" if self._grows else ""
+            raise DataError(f"{self._place(0, name)}: expected lists of numbers, found {array.type}{way}")
         try:
             starts, elements = lists_of(array, name)
         except ValueError as error:

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.options import SharedWork, option, replaces
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Options of what loads a model."""
-
-    C: float | None = option(
-        None, "The model with this C, of a run that was trained with several.", flags="-C -c --C"
-    )
-    l1: float | None = option(
-        None, "The model with this λ of the penalty, of a run that was trained with several.", metavar="λ"
-    )
+from ..core.options import ModelOptions, SharedWork, option, replaces
 
 
 @dataclass(frozen=True, kw_only=True)

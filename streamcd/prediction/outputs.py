@@ -31,6 +31,8 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".txt": "text"}
 def output_format(out: Output) -> str:
     """Return ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
     if not isinstance(out, str | os.PathLike):
+        if not hasattr(out, "write"):
+            raise UsageError(f"out: expected a path or a text file, found {type(out).__name__}")
         return "text"
     form = _FORMATS.get(Path(out).suffix.lower())
     if form is None:

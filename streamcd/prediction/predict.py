@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ..conversion.formats import expand
 from ..core.errors import UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Records
 from ..core.files import check_output, replacing, scratch_directory
-from ..core.memory_budget import format_size, parse_size
+from ..core.memory_budget import format_size, parse_size, require
 from ..core.options import takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -26,7 +27,15 @@ from ..models.encoding import count_unknown
 from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
-from .outputs import KINDS, Output, PredictionColumns, is_output, output_format, write_lines
+from .outputs import (
+    KINDS,
+    Output,
+    PredictionColumns,
+    is_output,
+    output_format,
+    positive_scores,
+    write_lines,
+)
 from .reading_plan import FOOTER_BYTES, Means, is_dataset, is_in_memory
 from .scored_rows import Scoring
 
@@ -35,9 +44,9 @@ from .scored_rows import Scoring
 def predict(
     data: Any,
     model: Model | str | os.PathLike[str],
-    out: Output,
+    out: Output | None,
     asked: PredictOptions,
-) -> dict[str, Any]:
+) -> Any:
     """Predict every row, in source order.
 
     Parameters
@@ -48,18 +57,22 @@ def predict(
         data was; a table needs the training table's columns. Rows need no label.
     model : Model or path
         A path names a model or a run.
-    out : path or text file
-        A Parquet file with the columns ``source`` (0-based row of the source, as in a dataset's table of rows),
-        ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba` ``probability_<label>``,
-        behind the column that identifies rows where the table was converted with ``--id``; a name ending in ``.csv`` gets
-        CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for each row.
+    out : path or text file, optional
+        By default an array is returned. A Parquet file with the columns ``source`` (0-based row of the source, as in a
+        dataset's table of rows), ``prediction``, ``decision`` (with several classes ``decision_<label>``) and with `proba`
+        ``probability_<label>``, behind the column that identifies rows where the table was converted with `id`; a name
+        ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for
+        each row.
     {options}
 
     Returns
     -------
+    ndarray, shape (rows,) or (rows, classes)
+        Without `out`: labels as in the source, or numbers; with `proba` the probabilities of all classes, with `decision`
+        (one of the two) decisions: of two classes one, above 0 for the larger. Refused where it does not fit in `memory`.
     dict
-        ``n_rows``, ``n_ignored`` (entries of features that the model does not have), and ``n_unseen`` (categories that it
-        has not seen).
+        With it: ``n_rows``, ``n_ignored`` (entries of features that the model does not have), and ``n_unseen`` (categories
+        that it has not seen).
 
     Raises
     ------
@@ -69,7 +82,11 @@ def predict(
     --------
     >>> streamcd.predict("reviews/test.txt", "run", "predictions.csv", proba=True)["n_rows"]
     2000
+    >>> streamcd.predict("reviews/test.txt", "run").shape
+    (2000,)
     """
+    if out is None:
+        return _predictions(data, model, asked)
     form = output_format(out)
     if isinstance(out, str | os.PathLike):
         of_files = not (isinstance(data, Dataset) or is_dataset(data) or is_in_memory(data))
@@ -77,7 +94,7 @@ def predict(
         place = local_path(out, "predictions")
         check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
     budget = parse_size(asked.memory)
-    model = model if isinstance(model, Model) else load_model(model, asked.C, l1=asked.l1, memory=budget)
+    model = load_model(model, asked.C, l1=asked.l1, memory=budget)
     if asked.proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
@@ -96,6 +113,44 @@ def predict(
                     n_rows = _write_lines(file, columns, form, scoring)
     ignored = scoring.ignored
     return {"n_rows": n_rows, "n_ignored": ignored.n_ignored, "n_unseen": count_unknown(ignored.unseen)}
+
+
+def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
+    """Predict all rows into one array, which has to fit in the memory that scoring leaves."""
+    if asked.decision and asked.proba:
+        raise UsageError("decision and proba exclude each other without out: give one of them")
+    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
+
+    def values(decisions: np.ndarray) -> np.ndarray:
+        if asked.proba:
+            return np.exp(model.log_probabilities(decisions))
+        if not asked.decision:
+            return model.predicted(decisions)
+        return positive_scores(model.choice, decisions) if model.n_classes <= 2 else model.scores(decisions)
+
+    none = values(np.empty((0, model.n_vectors)))  # raises before any work
+    scoring = Scoring(data, model, Means.of(asked))
+    left, row_bytes = scoring.plan.left, none.itemsize * math.prod(none.shape[1:])
+
+    def check_room(n_rows: int) -> None:
+        needs, refusal = (
+            {"predictions in an array": n_rows * row_bytes},
+            f"--memory leaves {format_size(left)}:",
+        )
+        require(left, needs, "give a larger --memory, or a file as out", refusal, reserved=0)
+
+    if scoring.dataset is not None:
+        check_room(scoring.dataset.n_rows)
+        found = np.empty((scoring.dataset.n_rows, *none.shape[1:]), none.dtype)
+        for block in scoring.blocks("predict"):
+            found[block.source] = values(block.decisions)
+        return found
+    joined, n_rows = bytearray(), 0
+    for block in scoring.blocks("predict"):
+        n_rows += block.source.size
+        check_room(2 * n_rows)  # it is there twice where it is moved to grow
+        joined += values(block.decisions).tobytes()
+    return np.frombuffer(joined, none.dtype).reshape(-1, *none.shape[1:])
 
 
 def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:

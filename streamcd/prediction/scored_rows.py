@@ -109,7 +109,7 @@ class Scoring:
             column = "" if encoding is None else f" in the column {encoding.label!r}"
             raise DataError(
                 f"{self._rows.path}, row {row:,}: expected a label{column} to compare with, found none; "
-                "'streamcd predict' needs none"
+                "predict needs none"
             )
 
     def _of_dataset(self, phase: str, dataset: Dataset, chunks: range | None) -> Iterator[ScoredRows]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..core.errors import ModelError, counted, refuse
 from ..core.memory_budget import parse_size, require
+from ..core.options import with_known_keywords
 from ..core.storage import local_path
 from ..models.encoding import encoding_of
 from ..models.model import Model
@@ -23,6 +24,7 @@ from .models import lanes_of_models, make_model
 _LANES = ("phase", "passes", "gap", "primal", "dual", "converged")
 
 
+@with_known_keywords
 def load_checkpoint(
     run: str | os.PathLike[str],
     C: float | None = None,

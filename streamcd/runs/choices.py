@@ -103,7 +103,8 @@ def _reason_for_newton(asked: TrainOptions, dataset: Dataset) -> str:
     if asked.has_l1:
         if few:
             return f"few features: it needs the fewest reads with the penalty {asked.penalty}"
-        make = f"the penalty {asked.penalty} takes less time by the column layout, which 'streamcd columns' makes"
+        columns = f"'streamcd columns {dataset.path}'"
+        make = f"the penalty {asked.penalty} takes less time by the column layout, which {columns} makes"
         return "" if has_columns(dataset) else make
     n_products = dataset.n_entries * n_lanes
     if "newton" not in methods_for(asked.loss) or n_products > _MOST_PRODUCTS * dataset.n_rows:

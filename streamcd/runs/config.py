@@ -216,8 +216,10 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
         ):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if not force and is_begun(path, config):
+        workers = " --workers N" if config.rounds else ""
         raise CheckpointError(
-            f"{path} holds a run of the same training: 'streamcd resume {path}' goes on with it, --force starts it anew"
+            f"{path} holds a run of the same training: 'streamcd resume {path}{workers}' goes on with it, --force starts it "
+            "anew"
         )
 
 
@@ -249,5 +251,5 @@ def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
             else ("on workers", "with --scheduler ADDRESS or --workers N, N >= 1")
         )
         raise UsageError(
-            f"{path} was begun {begun}: resume it {way}, or begin a new run with --start-from {path}"
+            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
         )

@@ -164,7 +164,7 @@ SCORES = Kind(
     2,
     _Scores,
     CheckpointError,
-    "remove it, and 'streamcd resume' makes it again",
+    "remove it, and 'streamcd resume RUN' makes it again",
 )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.errors import ConvergenceWarning, Interrupted, escaped
+from ..core.errors import ConvergenceWarning, Interrupted, escaped, in_words_of_caller
 
 Options = ParamSpec("Options")
 Found = TypeVar("Found", bound=Any)
@@ -75,10 +75,12 @@ def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Optio
                     signal.signal(signum, handler)
         if not result.converged:
             more = "" if result.stop_reason == "time" else ", max_passes=N"
+            on_workers = (name for name in ("scheduler", "workers") if options.get(name) not in (None, 1))
+            more += "".join(f", {name}={options[name]!r}" for name in on_workers)
             way = f"streamcd.resume({result.run!r}{more}) goes on"
             ways = [way] if result.more_passes_help else []
             text = "; ".join([result.describe_shortfall(), *ways, *result.advice])
-            warnings.warn(escaped(text), ConvergenceWarning, stacklevel=2)
+            warnings.warn(escaped(in_words_of_caller(text)), ConvergenceWarning, stacklevel=2)
         return result
 
     return run

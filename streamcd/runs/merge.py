@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -85,9 +85,9 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
     10000
     """
     place, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
-    if isinstance(datasets, str | os.PathLike):
-        raise UsageError("expected a list of datasets to merge, found one path")
-    found = [one if isinstance(one, Dataset) else open_dataset(one) for one in datasets]
+    if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
+        raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
+    found = [open_dataset(one) for one in datasets]
     if len(found) < 2:
         raise UsageError(f"expected two datasets or more to merge, found {len(found)}")
     inputs = [local_path(one.path, "a dataset whose shards are linked") for one in found]

@@ -11,6 +11,7 @@ from ..core.memory_budget import parse_size
 from ..core.options import (
     Checked,
     ListenerOptions,
+    ModelOptions,
     Place,
     Section,
     Size,
@@ -19,7 +20,6 @@ from ..core.options import (
     replaces,
 )
 from ..core.storage import local_path
-from ..prediction.options import ModelOptions
 from .problem_options import (
     MAX_FOLDS,
     ProblemOptions,
@@ -169,7 +169,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         super().__post_init__()
         if self.tol is not None and self.eps is not None:
             raise UsageError(
-                "tol and eps (-e) exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
+                "--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
         self._set(memory=parse_size(self.memory))
         if isinstance(self.plan, tuple):

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def costs(given: Any) -> tuple[float, ...]:
 
 def _pairs(weights: Any) -> ClassWeight:
     """Return the factors of classes as pairs, also those of text ``LABEL=WEIGHT,…``; a label is a number where it can be."""
-    if weights is None or weights == "balanced":
+    if weights is None or (isinstance(weights, str) and weights == "balanced"):
         return weights
     pairs = weights.items() if isinstance(weights, Mapping) else weights
     if isinstance(weights, str):
@@ -94,12 +95,14 @@ def _pairs(weights: Any) -> ClassWeight:
         pairs = [
             (label if math.isnan(as_number(label)) else as_number(label), factor) for label, factor in pairs
         ]
-    found = tuple(
-        (label if isinstance(label, str) else float(label), as_number(factor)) for label, factor in pairs
-    )
-    if len(dict(found)) < len(found) or any(math.isnan(factor) for _, factor in found):
+    found: Any = None
+    with suppress(TypeError, ValueError):  # other things than pairs
+        found = tuple(
+            (label if isinstance(label, str) else float(label), as_number(factor)) for label, factor in pairs
+        )
+    if found is None or len(dict(found)) < len(found) or any(math.isnan(factor) for _, factor in found):
         raise UsageError(
-            f"class_weight: expected 'balanced' or LABEL=WEIGHT,…, with each label once, found {weights!r}"
+            f"class_weight: expected 'balanced' or LABEL=WEIGHT,…, with each label once, found {weights!r:.60}"
         )
     return found
 
@@ -112,7 +115,12 @@ def _rows(code: Any) -> list[list[int]]:
         with open(code, encoding="utf-8", errors="replace") as file:
             lines = [line.replace(",", " ").split() for line in file]
         code = [tokens for tokens in lines if tokens]
-    rows = [[sign if math.isnan(number := as_number(sign)) else number for sign in row] for row in code]
+    try:
+        rows = [
+            [str(sign) if math.isnan(number := as_number(sign)) else number for sign in row] for row in code
+        ]
+    except TypeError:
+        raise UsageError(f"code: expected rows of -1, 0, +1, or a file, found {code!r:.60}") from None
     for number, row in enumerate(rows or [[]], start=1):
         if not row or len(row) != len(rows[0]) or not {-1, 0, 1}.issuperset(row):
             raise UsageError(

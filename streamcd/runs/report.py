@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..core.files import begins_with, check_output, write_file
-from ..core.options import takes
+from ..core.options import ModelOptions, takes
 from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -27,7 +27,7 @@ from ..report.tables import (
 )
 from ..training.result import read_history
 from .describe import describe_run, read_scores
-from .options import ModelOptions, ReportOptions
+from .options import ReportOptions
 
 _PAGE = rb"<!doctype html>"
 

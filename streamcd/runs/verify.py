@@ -32,8 +32,8 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
             return verify_run(folder, listener, memory=memory), "or train again with --force"
         return verify_model(folder, memory=memory), "or train, or import, the model again"
     advice = (
-        "convert the data again, or make the column layout again ('streamcd columns --force') where only its files are "
-        "named"
+        "convert the data again, or make the column layout again ('streamcd columns DATASET --force') where only its "
+        "files are named"
     )
     try:
         # files that are missing are problems to list, not a reason to stop

@@ -113,7 +113,7 @@ def newton_memory(problem: Problem, dataset: Dataset) -> SolverMemory:
     sums = matrices + 3 * vectors + 8 * 64 * n_lanes
     of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
     blocks = 8 * size * (PARTS * BLOCK + 3 * LENGTHS.size)
-    l1_way = "--method working-set with the column layout ('streamcd columns DATASET', or convert --columns)"
+    l1_way = "--method working-set with the column layout ('streamcd columns DATASET' makes it)"
     way = l1_way if problem.l1.any() else "--method dual"
     return SolverMemory(
         RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),

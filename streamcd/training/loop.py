@@ -209,7 +209,7 @@ class TrainingLoop(ABC):
         reached = f"{status.task}after pass {status.passes}"
         if not np.isnan(status.now):
             reached += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
-        advice = f"{reached}; 'streamcd resume {self.task.run}' {where}"
+        advice = f"{reached}; 'streamcd resume {self.task.run}{where}"
         if signum is not None:
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")
@@ -390,7 +390,7 @@ class Loop(TrainingLoop):
 
     def _before_stop(self) -> str:
         self._checkpoint()
-        return "goes on from here"
+        return "' goes on from here"
 
     def _checkpoint(self) -> None:
         self._flush_rows()

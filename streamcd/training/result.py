@@ -68,6 +68,10 @@ class Result:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
         return f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}; relative gap {self.gap:.2g}>"
 
+    def __fspath__(self) -> str:
+        """Return the run directory: a result may stand where its run is meant."""
+        return self.run
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""
         return asdict(self)

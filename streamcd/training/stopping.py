@@ -74,7 +74,7 @@ REASONS = (
     Reason(  # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective
         "rounding",
         shortfall="not converged {after}: with what rounding may add, the relative gap is {gap:.2g}, which more passes "
-        "hardly change; scale the values ('convert --scale maxabs'), or give a larger tolerance or, of a loss that has "
+        "hardly change; scale the values (convert with --scale maxabs), or give a larger tolerance or, of a loss that has "
         "one, a smaller C",
     ),
     Reason("max_passes", shortfall="not converged {after}: the relative gap is {gap:.2g}{slowly}"),
@@ -183,7 +183,7 @@ def _refuse_infinite(state: State, data: str) -> None:
         return
     raise DatasetError(
         f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
-        "'streamcd verify' finds the latter; 'convert --scale maxabs', or a smaller C or bias, mends the former"
+        "'streamcd verify DATASET' finds the latter; convert with --scale maxabs, or a smaller C or bias, mends the former"
     )
 
 

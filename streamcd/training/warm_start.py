@@ -59,7 +59,7 @@ class Source(NamedTuple):
         arrays = read_arrays(self.path / "state.npz", names, self.identity)
         if arrays is None or not (names != ("position",) or arrays["position"].any()):
             raise CheckpointError(
-                f"{self.path}: no checkpoint to start from; 'streamcd resume' the run first"
+                f"{self.path}: no checkpoint to start from; 'streamcd resume {self.path}' first"
             )
         return [arrays[name] for name in names]
 
@@ -176,7 +176,7 @@ class WarmStart:
         alpha = np.zeros((n_rows, source.layout.alpha_width))
         if not store.load(chunk, [alpha, np.empty((n_rows, source.layout.n_flags), dtype=np.uint8)]):
             raise CheckpointError(
-                f"{source.path}: the run has not visited all rows; 'streamcd resume' it first"
+                f"{source.path}: the run has not visited all rows; 'streamcd resume {source.path}' first"
             )
         matrix = np.abs(self.matrix[source.vectors])
         halves = np.hsplit(alpha, 2) if self.problem.row_loss.kind == LOG_LOSS else [alpha]
