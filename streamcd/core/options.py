@@ -54,8 +54,6 @@ class TrainingStatus:
 
     task: str  # name if there are several, such as "folds: "
     passes: int  # done
-    passes_ahead: int  # that the read or round in progress adds
-    max_passes: int
     measure: str  # the stopping rule's: "gap" (relative) or "violation"
     now: float  # its largest estimate among open lanes; nan if there is none yet
     wanted: float

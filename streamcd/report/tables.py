@@ -152,26 +152,32 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 _REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
 
 
+def _ending(result: Facts) -> str:
+    """Tell whether a training converged, and why: what was measured, and what was wanted."""
+    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
+    largest = f"largest {measure} of {result['n_lanes']} problems" if result["n_lanes"] > 1 else measure
+    text = f"{largest} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
+    reason = result["stop_reason"]
+    stopped = "" if reason == measure else f"; stopped by {_REASONS.get(reason) or _words(reason)}"
+    return f"{'yes' if result['converged'] else 'no'}: {text}{stopped}"
+
+
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
     lanes, several = result["lanes"], result["n_lanes"] > 1
     settings = dict.fromkeys((lane["C"], lane["l1"]) for lane in lanes)
-    sums, largest = (f", sum of {result['n_lanes']} problems", ", largest") if several else ("", "")
+    sums = f", sum of {result['n_lanes']} problems" if several else ""
     support = []
     if len(settings) == 1 and any(lane["l1"] for lane in lanes):
         left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
-        support = [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
+        support = [("weights not 0", f"{left:,} of {all_weights:,}{sums}")]
     rows = [
-        ("converged", "yes" if result["converged"] else "no"),
-        ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
+        ("converged", _ending(result)),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
-        *((f"{name}{sums}", text) for name, text in _objectives(result)),
-        (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
-        (f"violation{largest}", f"{result['violation']:.3g}"),
-        ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
-        ("read", format_size(result["bytes_read"])),
+        ("objective", _no_nan(".10g")(result["primal_objective"]) + sums),
         *support,
-        ("peak memory", format_size(result["peak_memory_bytes"])),
+        ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
+        ("memory", f"{format_size(result['peak_memory_bytes'])} at its peak"),
         *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
@@ -259,6 +265,7 @@ def run_table(title: str, run: Facts) -> Table:
         *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
         *gap_rows(run),
+        *_rows(run, violation=".3g"),
         ("trains", lanes),
         *spent,
         ("dataset", run["dataset"]),
@@ -291,7 +298,9 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
         rows = [*model_table(title, facts).rows]
     else:
         rows, model = [*run_table(title, facts).rows], facts["model"]
-        rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)] if model else []
+        if model:
+            rows += [*_objectives(model["certificate"]), _labels_row(model), *support_rows(model)]
+            rows += _intercept_rows(model)
     tables = [Table(title, [*rows, ("next", facts["next"])])]
     if facts.get("scores"):
         tables.append(score_table(facts))

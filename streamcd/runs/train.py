@@ -148,7 +148,7 @@ def _begin(
     until = deadline(None if asked.max_seconds is None else float(asked.max_seconds))
     session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
-    asked = settle(asked, dataset, listener)
+    asked, choices = settle(asked, dataset)
     _check_rounds(asked)
     if isinstance(asked, TuneOptions):
         from .held_out import check_scoring  # with the kernels of scoring
@@ -159,14 +159,17 @@ def _begin(
         dataset, search = with_folds(dataset, search, asked.memory_bytes)
         asked = replace(asked, cv=search.cv)
     require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
-    resolved = resolve(dataset, asked, listener)
+    resolved = resolve(dataset, asked)
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
-    warn_early(resolved, listener)
-    previous = previous_run(resolved, listener)  # refused before anything is made
+    notes = [choices, *resolved.notes]
+    previous = previous_run(resolved, notes)  # refused before anything is made
     with on_workers.reached(listener) as reached:
         refuse_existing(path, resolved.config, asked.force)
         with checkpoint.create_run(path, force=asked.force) as directory:
+            for note in notes:  # now that all options are checked
+                listener.message(note)
+            warn_early(resolved, listener)
             write_config(directory, resolved.config)
             return _train(directory, resolved, previous, reached, session)
 
@@ -217,7 +220,7 @@ def _go_on(
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        return _train(directory, run, previous_run(run, Listener()), on_workers, session)
+        return _train(directory, run, previous_run(run, []), on_workers, session)
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
