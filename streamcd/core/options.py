@@ -182,6 +182,8 @@ class Option:
         What None, or a default that is computed, stands for.
     bare : str, optional
         What the command line takes where the option is given without a value, if it may be.
+    is_common : bool
+        Whether the first screen of ``--help`` has it, by the first sentence of `help`, as it has the most used ones.
     """
 
     help: str
@@ -193,6 +195,7 @@ class Option:
     least: int | None = None
     default_is: str = ""
     bare: str | None = None
+    is_common: bool = False
 
 
 @dataclass(frozen=True)
@@ -379,7 +382,7 @@ class SharedWork(ListenerOptions, Checked):
 
     memory: Size = option(
         "1GB",
-        "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
+        "Bound on peak resident memory: 400MB, 2GiB. It is that of the process, interpreter and all.",
         metavar="SIZE",
     )
     workers: int = option(

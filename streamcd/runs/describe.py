@@ -113,9 +113,9 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         (its options), ``state`` ("in work", "interrupted", "converged" or "not converged"),
         ``stop_reason``, ``passes``, ``gap`` and ``violation`` (largest certified; None before), ``gap_estimate``,
         ``lanes``, ``open_lanes``, ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each;
-        ``best_C`` and ``best_l1`` of a search that has chosen (else None), with ``scores`` and what else its result has of them; ``model`` (as of
-        `describe_model`; None where there is none, or several),
-        ``models`` (of several: ``C``, ``l1``, and the support that an L1 penalty leaves, of each); ``next``, a command.
+        ``best_C`` and ``best_l1`` of a search that has chosen (else None), with ``scores`` and what else its result
+        has of them; ``model`` (as of `describe_model`; None where there is none, or several), ``models`` (of several:
+        ``C``, ``l1``, and the support that an L1 penalty leaves, of each); ``next``, a command.
 
     Raises
     ------
