@@ -131,7 +131,7 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
 @options_of(ColumnsOptions)
 @talks()
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
-    """Make the column layout of a dataset: its entries once more, by feature. It is for --method primal, online and working-set.
+    """Make the column layout of a dataset: its entries by feature. It is for --method primal, online and working-set.
 
     It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it goes on where it stopped.
 
@@ -375,7 +375,7 @@ def predict(
 def weights(
     listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
 ) -> Shown:
-    """List the largest weights of a model by class, with the names of features. They are in the source's units.
+    """List the largest weights of a model by class, with their features. They are in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
     the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
@@ -417,7 +417,7 @@ def export(
     force: bool,
     **given: Any,
 ) -> Shown:
-    """Write a model as LIBLINEAR's text or JSON, a dataset as libsvm text.
+    """Write a model in LIBLINEAR's format or JSON, a dataset as libsvm.
 
     The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. In LIBLINEAR's
     text a model trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values;

@@ -67,7 +67,7 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
     numbered = f"indices from {info['index_base']} on"
     if info["feature_names"]:
         more = ", …" if info["n_features"] > len(info["feature_names"]) else ""
-        numbered = ", ".join(info["feature_names"]) + more
+        numbered = ", ".join(map(repr, info["feature_names"])) + more
     rows = [("rows", f"{info['n_rows']:,}"), ("features", f"{info['n_features']:,} ({numbered})"), labels]
     notes = [("note", line) for line in info["advice"]]
     if then:
@@ -111,7 +111,8 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
     rows = [("scaling", ", ".join(given))]
     rms, norms = info["feature_rms"], info["row_norms"]
     if rms is not None:
-        ends = [f"{rms[end]:.3g} ({rms[f'of_{end}']})" for end in ("min", "max")]
+        name = repr if info["feature_names"] else str
+        ends = [f"{rms[end]:.3g} ({name(rms[f'of_{end}'])})" for end in ("min", "max")]
         rows.append(("feature values", f"root mean squares from {' to '.join(ends)}"))
     if norms is not None and norms["min"] is not None:
         mean_square = norms["mean_square"]
@@ -362,6 +363,12 @@ def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -
     return [(name, listed(texts))] if texts else []
 
 
+def _feature(weight: Facts) -> str:
+    """Name the feature of a weight: in quotes, or by its index where it has no name."""
+    name: str = weight["name"]
+    return name if name == f"feature {weight['index']}" else repr(name)
+
+
 def class_weights_tables(name: str, found: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
     tables = []
@@ -372,7 +379,7 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
         columns = ["weight", *["scaled_weight"] * scaled]
         rows = [["(intercept)", f"{of['intercept']:.6g}", *[""] * scaled]] if of["intercept"] else []
         rows += [
-            [weight["name"], *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
+            [_feature(weight), *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
         ]
         header = ["feature", "weight", *["of the scaled feature"] * scaled]
         order = found["weights_for"] or "ordered by size in the source's units"

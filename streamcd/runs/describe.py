@@ -69,7 +69,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     bias, bias_because = bias_by_source(dataset)
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
-    unneeded = "; newton, which is taken here, does without" if method == "newton" else ""
     notes = []
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     if n_labels == 1:
@@ -81,7 +80,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
             f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the column or file of "
             "labels (--label), or name numbers to predict by --target"
         )
-    notes += [line + unneeded for line in advice(dataset)]
+    notes += advice(dataset, method=method)
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
