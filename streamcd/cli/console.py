@@ -30,6 +30,9 @@ class Console(Listener):
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None, *, is_json: bool = False) -> None:
         self._quiet, self.is_json = quiet, is_json
+        self.notes = list[
+            str
+        ]()  # of the command line, told before the first message: once all options are checked
         self._stream = stream or sys.stderr
         self._has_bar = not quiet and self._stream.isatty()
         self._bar: Any = None
@@ -99,7 +102,9 @@ class Console(Listener):
     def message(self, text: str) -> None:
         """Print a message."""
         if not self._quiet:
-            self._print(text)
+            for line in (*self.notes, text):
+                self._print(line)
+            self.notes.clear()
 
     def warning(self, text: str) -> None:
         """Print a warning."""

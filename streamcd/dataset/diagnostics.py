@@ -93,8 +93,8 @@ def advice(
         name = repr if dataset.manifest.get("encoding") else str
         least, greatest = (f"{rms[end]:.3g} of {name(rms[f'of_{end}'])}" for end in ("min", "max"))
         lines.append(
-            f"features are badly scaled (root mean squares from {least} to {greatest}), which takes many passes by all methods "
-            f"but newton; try {maxabs}"
+            f"features are badly scaled (root mean squares from {least} to {greatest}), which takes many passes by all "
+            f"methods but newton; try {maxabs}"
         )
     long = method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred)
     if long and not (lines and remedy == maxabs):

@@ -232,7 +232,7 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
     return replace(
         config,
         dataset=place,
-        rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
+        rule=make_rule(tolerance, eps, old.max_passes if asked.max_passes is None else asked.max_passes),
         checkpoint_every=config.checkpoint_every if every is None else float(every),
     )
 
