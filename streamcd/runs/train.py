@@ -207,20 +207,21 @@ def _go_on(
             from .search import with_folds
 
             dataset, _ = with_folds(dataset, config.tune, config.memory)
+        run = reopen(path, config, dataset)
+        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(run, on_workers.local))
+            run = replace(run, config=config)
+        previous = previous_run(run, [])
         if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        run = reopen(path, config, dataset)
-        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(run, on_workers.local))
-            run = replace(run, config=config)
         if on_workers:
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        return _train(directory, run, previous_run(run, []), on_workers, session)
+        return _train(directory, run, previous, on_workers, session)
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
