@@ -148,14 +148,16 @@ def test_without_room_for_the_array_training_is_plain_and_says_so(tmp_path: Path
 
 def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_path: Path) -> None:
     """26 bytes a row with one lane, 18 without: scores are not paged to make room, but where they are paged anyway."""
-    data, notes = columns_of(tmp_path / "data", random_rows()), Heard()
+    data, notes = columns_of(tmp_path / "data", random_rows()), list[str]()
     data.n_rows = 10**9
     for memory, expected in ((27, "auto"), (22, "none"), (10, "auto")):
         asked = TrainOptions(method="primal", memory=memory * 10**9)
-        config = resolve(data, asked, notes).config
+        run = resolve(data, asked)
+        config = run.config
+        notes += run.notes
         assert config.options.acceleration == expected
         assert (config.plan.page_rows > 0) == (memory == 10)
-    assert sum("without acceleration" in line and "scores" in line for line in notes.messages) == 1
+    assert sum("without acceleration" in line and "scores" in line for line in notes) == 1
 
 
 def test_by_the_primal_method_the_violation_is_that_of_the_weights(tmp_path: Path) -> None:

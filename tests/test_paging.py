@@ -12,7 +12,7 @@ import pytest
 from small_datasets import column_of, columns_of, unequal_columns
 from test_memory import assert_within, peak_of_training
 
-from streamcd import Dataset, Listener, make_columns, resume, train
+from streamcd import Dataset, make_columns, resume, train
 from streamcd import open as open_dataset
 from streamcd.core.errors import CheckpointError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
@@ -126,7 +126,7 @@ def test_damage_of_a_page_is_found_and_named(tmp_path: Path) -> None:
 def planned(dataset: Dataset, budget: int, **options: Any) -> Plan:
     """The plan that a training would have."""
     asked = TrainOptions(**{"method": "primal", "acceleration": "none", "memory": budget, **options})
-    return resolve(dataset, asked, Listener()).config.plan
+    return resolve(dataset, asked).config.plan
 
 
 def test_scores_are_paged_where_they_do_not_fit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long work: the forecast of a training's end, lines and bars, notebooks, and what is compiled."""
+"""Progress of long work: rate and time left, lines and bars, notebooks, and what is compiled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import LinearSVC
 from streamcd.cli import console
-from streamcd.cli.console import Console, Course
+from streamcd.cli.console import Console
 from streamcd.core.errors import Interrupted
 from streamcd.core.options import Progress, TrainingStatus, compiling_for
-
-
-def status(passes: int, now: float, *, wanted: float = 1e-3, max_passes: int = 1000) -> TrainingStatus:
-    return TrainingStatus("", passes, 1, max_passes, "gap", now, wanted)
 
 
 class Terminal(io.StringIO):
@@ -33,42 +29,35 @@ def dataset(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# How long still
-
-
-def test_a_gap_that_falls_by_a_factor_a_pass_is_forecast_exactly():
-    course = Course(status(0, np.nan), 0.0)
-    assert course.passes_left(status(0, np.nan), 0) is None
-    for passes in range(1, 6):
-        course.learn(status(passes, 10.0 ** (1 - passes)), passes)
-    # from 1e-4 · 10 at pass 5: nothing is left but the certificate; from 0.5 passes before, half a pass more
-    left = Course(status(0, np.nan), 0.0)
-    for passes in range(1, 4):
-        left.learn(status(passes, 10.0 ** -(passes / 4)), passes)
-    assert left.passes_left(status(3, 10**-0.75), 3) == pytest.approx(9 + 1)
-    assert left.passes_left(status(3, 10**-0.75), 3.5) == pytest.approx(8.5 + 1)
-    assert course.passes_left(status(5, 1e-4), 5) == pytest.approx(1)
-
-
-def test_passes_left_are_no_more_than_allowed():
-    course = Course(status(0, np.nan), 0.0)
-    for passes, gap in enumerate([1.0, 0.1, 0.02, 0.019, 0.018, 0.0179], start=1):
-        course.learn(status(passes, gap, max_passes=50), passes)
-        left = course.passes_left(status(passes, gap, max_passes=50), passes)
-        assert left is None or left <= 51 - passes
-
-
-def test_the_pace_leaves_out_the_first_pass():
-    """Which loads kernels, and files that are not cached yet."""
-    course = Course(status(0, np.nan), 0.0)
-    for passes, now in [(1, 100.0), (2, 101.0), (3, 102.0)]:
-        course.learn(status(passes, 10.0 ** -(passes / 4)), now)
-    progress = Progress("pass 4", 0, 10, "rows", "", status(3, 10**-0.75))
-    assert course.time_left(progress, 102.0) == ["about 10 s left"]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # What is shown
+
+
+STATUS = TrainingStatus("", 3, "gap", 0.1, 1e-3)
+
+
+def shown(clock: list[float], steps: list[tuple[float, int]], training: TrainingStatus | None) -> list[str]:
+    """The lines without a terminal, of a phase of 1,000 rows of which so many are done after so many seconds."""
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    for seconds, done in steps:
+        clock[0] += seconds
+        console.progress(Progress("pass 4", done, 1000, "rows", "gap about 1.0e-01", training))
+    return stream.getvalue().splitlines()
+
+
+def test_the_time_left_is_by_the_rate_of_the_last_seconds(clock):
+    """A mean since the beginning told twice the time where the first half had waited for a disk."""
+    steps = [(1.0, 0), (500.0, 500), *((1.0, 500 + 10 * k) for k in range(1, 21))]
+    first, *_, last = shown(clock, steps, None)
+    assert first == "streamcd: pass 4: 50 % of 1 k rows, 1 rows/s, 8 min 20 s left, gap about 1.0e-01"
+    assert last == "streamcd: pass 4: 70 % of 1 k rows, 10 rows/s, 30 s left, gap about 1.0e-01"
+
+
+def test_of_a_training_no_time_left_is_told(clock):
+    """It ends by its gap: a forecast was wrong by factors, and the time of a pass was taken for that of all."""
+    lines = shown(clock, [(11.0, 100 * k) for k in range(10)], STATUS)
+    assert lines[-1] == "streamcd: pass 4: 90 % of 1 k rows, 9.09 rows/s, gap about 1.0e-01"
+    assert not any("left" in line for line in lines)
 
 
 def test_on_a_terminal_a_bar_tells_the_time_left(clock, monkeypatch):
@@ -76,25 +65,11 @@ def test_on_a_terminal_a_bar_tells_the_time_left(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
     with Console(stream=stream) as console:
-        for passes in range(13):
+        for done in range(13):
             clock[0] += 1.0
-            now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
-            console.progress(Progress(f"pass {passes + 1}", 50, 100, "entries", "gap 1.0e-01", now))
-    for text in ("pass 13", "50 % of 100 entries", "gap 1.0e-01", "about 3.3 s left"):
+            console.progress(Progress("parse", done, 100, "rows", "two files"))
+    for text in ("parse", "12 % of 100 rows", "1 rows/s", "1 min 28 s left", "two files"):
         assert text in stream.getvalue()
-
-
-def test_without_a_terminal_lines_tell_the_time_left(clock):
-    stream = io.StringIO()
-    console = Console(stream=stream)
-    for passes in range(10):
-        clock[0] += 6.0
-        now = status(passes, 10.0 ** -(passes / 5) if passes else np.nan)
-        console.progress(Progress(f"pass {passes + 1}", 50, 100, "entries", "", now))
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 5
-    assert all(line.startswith("streamcd: pass ") for line in lines)
-    assert lines[-1].endswith("left")
 
 
 def test_a_training_tells_its_status_by_c(tmp_path):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import click
 
 import streamcd
-from streamcd import Dataset, Listener, StreamcdError
+from streamcd import Dataset, StreamcdError
 from streamcd.core.errors import EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
 from streamcd.runs.choices import settle
@@ -97,8 +97,8 @@ def memory_for(data: Dataset, **options: Any) -> tuple[int, Plan]:
 
 
 def _plan(data: Dataset, memory: float, options: dict[str, Any]) -> Plan:
-    asked = settle(TrainOptions(memory=int(memory), method="dual", **options), data, Listener())
-    return resolve(data, asked, Listener()).config.plan
+    asked, _ = settle(TrainOptions(memory=int(memory), method="dual", **options), data)
+    return resolve(data, asked).config.plan
 
 
 @dataclass

@@ -77,10 +77,10 @@ def cli() -> None:
 def convert(
     listener: Console, sources: tuple[str, ...], dataset: str, columns: bool, **options: Any
 ) -> Shown:
-    """Convert libsvm text, CSV, Parquet, Arrow or matrices to a dataset: a directory of Parquet files in random row order.
+    """Convert libsvm text, CSV, Parquet, Arrow or matrices to a dataset.
 
-    SRC are files, directories, globs, or - for standard input; formats, and gzip, bzip2, xz and Zstandard of text, are
-    recognised by content.
+    It is a directory of Parquet files in random row order. SRC are files, directories, globs, or - for standard input;
+    formats, and gzip, bzip2, xz and Zstandard of text, are recognised by content.
 
     \b
     Example:
@@ -108,10 +108,10 @@ def convert(
 @force_option("dataset")
 @talks()
 def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) -> Shown:
-    """Merge datasets encoded alike, the first and others converted --like it, to one of all rows, in seconds.
+    """Merge datasets encoded alike, in seconds.
 
-    Its shards are theirs, by hard links where the file system has them. 'train DEST RUN2 --start-from RUN1' goes on from a
-    run on one of them.
+    They are the first and others converted --like it. The shards of the new one are theirs, by hard links where the file
+    system has them. 'train DEST RUN2 --start-from RUN1' goes on from a run on one of them.
 
     \b
     Example:
@@ -123,7 +123,7 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
     from ..runs.merge import merge as merge_datasets
 
     made = describe_dataset(merge_datasets(list(datasets), dest, force=force, listener=listener))
-    return made, *dataset_tables(dest, made)
+    return made, *dataset_tables(dest, made, "train")
 
 
 @cli.command()
@@ -131,7 +131,7 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
 @options_of(ColumnsOptions)
 @talks()
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
-    """Make the column layout of a dataset: its entries once more, by feature, for --method primal, online and working-set.
+    """Make the column layout of a dataset: its entries by feature. It is for --method primal, online and working-set.
 
     It takes as much disk space as the dataset, and twice that while it is made. If interrupted, it is begun anew.
 
@@ -170,9 +170,10 @@ def info(listener: Console, path: str) -> Shown:
 @options_of(SharedWork)
 @talks(failure=2)
 def verify(listener: Console, path: str, **options: Any) -> Shown:
-    """Check every checksum and invariant of a dataset, a run or a model; exit status 2 if something is wrong.
+    """Check every checksum and invariant of a dataset, a run or a model.
 
-    --workers divides the work on a dataset; a run or a model is read by one process.
+    The exit status is 2 if something is wrong. --workers divides the work on a dataset; a run or a model is read by one
+    process.
 
     \b
     Example:
@@ -199,7 +200,7 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
 @liblinear_options
 @talks()
 def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
-    """Train a linear model on a dataset, in a run directory that can be resumed.
+    """Train a linear model, in a run directory that can be resumed.
 
     Minimises ½‖w‖² + C Σ loss over the rows, and stops when the duality gap certifies the result. Ctrl-C and SIGTERM save a
     checkpoint first; 'streamcd resume RUN' goes on, to the same weights bit for bit.
@@ -209,7 +210,7 @@ def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
       streamcd train data run --loss hinge -C 0.1 --memory 1GB
       streamcd train data run -s 1 -e 0.1          # as LIBLINEAR does
       streamcd train /shared/data /shared/run --scheduler tcp://host:8786
-      streamcd train data run --resume --max-seconds 55m    # in a batch job, again and again
+      streamcd train data run --resume --max-seconds 55m    # in batch jobs
     """
     options, notes = training_keywords(dataset, **options)
     from ..runs.train import train as train_model
@@ -224,7 +225,7 @@ def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 @liblinear_options
 @talks()
 def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
-    """Choose C, and λ of the penalty, by cross-validation, and train with the best on all rows.
+    """Choose C, and λ of the penalty, by cross-validation. The best are those of a training on all rows.
 
     All folds of all C and λ are trained in the same passes over the data; the final training starts from their solutions.
 
@@ -244,7 +245,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 @options_of(ResumeOptions)
 @talks()
 def resume(listener: Console, run: str, **options: Any) -> Shown:
-    """Continue a run from its last checkpoint, even one that ended without convergence.
+    """Continue a run from its last checkpoint. One that ended without convergence goes on, too.
 
     A run that has converged is not changed, unless --tol asks for a smaller gap.
 
@@ -277,7 +278,7 @@ def evaluate(
     checkpoint: bool,
     **options: Any,
 ) -> Shown:
-    """Compare a model's predictions with the labels of a dataset, of a table or of libsvm text.
+    """Compare predictions with the labels of a dataset or a file.
 
     \b
     Example:
@@ -297,7 +298,7 @@ def evaluate(
 @options_of(ReportOptions)
 @talks()
 def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
-    """Write a report on a run: quality, weights, convergence, configuration; needs the extra 'plot'.
+    """Write a report on a run: quality, weights, convergence, options. It needs the extra 'plot'.
 
     \b
     Example:
@@ -342,7 +343,7 @@ def predict(
     checkpoint: bool,
     **options: Any,
 ) -> Shown:
-    """Predict the rows of a dataset, of a table or of libsvm text, in the order of the source.
+    """Predict the rows of a dataset or a file, in their order.
 
     \b
     Example:
@@ -374,7 +375,7 @@ def predict(
 def weights(
     listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
 ) -> Shown:
-    """List the largest weights of a model by class, with the names of features, in the source's units.
+    """List the largest weights of a model by class, with their features. They are in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
     the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
@@ -415,7 +416,7 @@ def export(
     force: bool,
     **given: Any,
 ) -> Shown:
-    """Write a model for other programs (LIBLINEAR's text, JSON), or a dataset as libsvm text.
+    """Write a model in LIBLINEAR's format or JSON, a dataset as libsvm.
 
     The divisors of features (convert --scale) are folded into the weights, for data as it is in the source. In LIBLINEAR's
     text a model trained on rows of unit norm (convert --normalize l2) predicts the same labels, with other decision values;
@@ -496,7 +497,7 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
 )
 @talks(failure=1)
 def demo(listener: Console, keep: str | None, example: str | None) -> Shown:
-    """Demonstrate streamcd in about three minutes: data twice as large as the memory allowed, a kill, a resume.
+    """Demonstrate streamcd: a memory budget, a kill, a resume. It takes about three minutes.
 
     Makes a text-like libsvm file, converts it, trains on it within a memory budget of half its size, kills that training
     with SIGKILL half-way, resumes it, and compares the weights with those of an uninterrupted training, bit for bit.

@@ -9,16 +9,20 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named, format_seconds
 from ..core.memory_budget import format_size
-from ..core.options import Listener, Progress, TrainingStatus
+from ..core.options import Listener, Progress
 from ..report.tables import Table
 
 PLAIN_INTERVAL = 10.0
 """Seconds between lines of progress where there is no terminal."""
+
+_RATE_SECONDS = 10.0
+"""Time of which the rate is the mean: a line without a terminal tells of what has passed since the last one."""
 
 
 class Console(Listener):
@@ -26,12 +30,15 @@ class Console(Listener):
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None, *, is_json: bool = False) -> None:
         self._quiet, self.is_json = quiet, is_json
+        self.notes = list[
+            str
+        ]()  # of the command line, told before the first message: once all options are checked
         self._stream = stream or sys.stderr
         self._has_bar = not quiet and self._stream.isatty()
         self._bar: Any = None
         self._phase = ""
-        self._started = self._shown = time.monotonic()
-        self._course: Course | None = None
+        self._shown = time.monotonic()
+        self._recent = deque[tuple[float, int]]()  # times of the last seconds, and what was done by then
 
     def __enter__(self) -> Console:
         return self
@@ -49,20 +56,21 @@ class Console(Listener):
         """Show progress, unless it was shown a moment ago."""
         if self._quiet:
             return
-        now, status = time.monotonic(), progress.training
+        now = time.monotonic()
         is_new = progress.phase != self._phase
         if is_new:
-            self._phase, self._started = progress.phase, now
-        if status is not None:
-            if self._course is None or not self._course.continues(status):
-                self._course = Course(status, now)
-            self._course.learn(status, now)
+            self._phase = progress.phase
+            self._recent.clear()
+        if is_new or now - self._recent[-1][0] > 0.1:
+            self._recent.append((now, progress.done))
+        while now - self._recent[0][0] > _RATE_SECONDS and len(self._recent) > 2:
+            self._recent.popleft()
         interval = (0.0 if is_new else 0.1) if self._has_bar else PLAIN_INTERVAL
         if now - self._shown < interval:
             return
         self._shown = now
-        left = [] if status is None or self._course is None else self._course.time_left(progress, now)
-        text = "; ".join([describe_progress(progress, now - self._started), *left])
+        begun, before = self._recent[0]
+        text = describe_progress(progress, (progress.done - before) / max(now - begun, 0.2))
         if self._has_bar:
             self._draw(progress, escaped(text))
         else:
@@ -94,7 +102,9 @@ class Console(Listener):
     def message(self, text: str) -> None:
         """Print a message."""
         if not self._quiet:
-            self._print(text)
+            for line in (*self.notes, text):
+                self._print(line)
+            self.notes.clear()
 
     def warning(self, text: str) -> None:
         """Print a warning."""
@@ -239,77 +249,20 @@ def _unwritable_folder(error: OSError) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Progress as text, and the time that a training still takes
+# Progress as text
 
 
-class Course:
-    """Course of one training: times of its passes, and the fall of the gap (or violation), by which its end is forecast.
-
-    A line is fitted to the logarithm of the gap over the last half of the passes: in the first ones it falls faster.
-    """
-
-    def __init__(self, status: TrainingStatus, now: float) -> None:
-        self._task, self._first, self._last = status.task, status.passes, status.passes
-        self._paced_from = (float(status.passes), now)  # passes and time from which the pace is taken
-        self._points: list[tuple[int, float]] = []  # passes, logarithm of the measure over its target
-
-    def continues(self, status: TrainingStatus) -> bool:
-        """Return whether this is the same training."""
-        return status.task == self._task and status.passes >= self._last
-
-    def learn(self, status: TrainingStatus, now: float) -> None:
-        """Record the status after a read."""
-        if (
-            self._last == self._first < status.passes
-        ):  # the first pass loads kernels, and files that are not cached
-            self._paced_from = (float(status.passes), now)
-        self._last = status.passes
-        if status.now > 0 and status.wanted > 0 and math.isfinite(status.now):
-            if self._points and self._points[-1][0] >= status.passes:
-                self._points.pop()
-            self._points.append((status.passes, math.log(status.now / status.wanted)))
-
-    def passes_left(self, status: TrainingStatus, passes: float) -> float | None:
-        """Return the passes left after `passes`, with one for the certificate; None while no line can be fitted."""
-        if len(self._points) < 2:
-            return None
-        slope, at_end = _line(self._points[-max(3, math.ceil(len(self._points) / 2)) :])
-        if slope >= 0 and at_end > 0:
-            return None
-        end = self._points[-1][0] - (at_end / slope if at_end > 0 else 0.0)
-        return 1.0 + max(min(end, status.max_passes) - passes, 0.0)
-
-    def time_left(self, progress: Progress, now: float) -> list[str]:
-        """Describe the time left, by the passes so far; an empty list where it is not known."""
-        status = progress.training
-        assert status is not None
-        passes = status.passes + status.passes_ahead * progress.done / max(progress.total or 1, 1)
-        left, (start, begun) = self.passes_left(status, passes), self._paced_from
-        if left is None or passes <= start:
-            return []
-        return [f"about {format_seconds(left * (now - begun) / (passes - start))} left"]
-
-
-def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return the slope of the least-squares line, and its value at the last point, or the last value itself if smaller."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return slope, min(mean_y + slope * (points[-1][0] - mean_x), points[-1][1])
-
-
-def describe_progress(progress: Progress, seconds: float) -> str:
-    """Describe share done, rate and time left of a phase that has taken `seconds`."""
+def describe_progress(progress: Progress, rate: float) -> str:
+    """Describe share done, rate a second and time left of a phase; the end of a training is not known."""
     parts = []
     if progress.total:
         share = 100 * progress.done / progress.total
         parts.append(f"{share:.0f} % of {_amount(progress.total, progress.unit)}")
     elif progress.done or not progress.note:
         parts.append(_amount(progress.done, progress.unit))
-    if seconds > 0.2 and progress.done:
-        rate = progress.done / seconds
+    if rate > 0:
         parts.append(f"{_amount(rate, progress.unit)}/s")
-        if progress.total:
+        if progress.total and progress.training is None:
             parts.append(f"{format_seconds((progress.total - progress.done) / rate)} left")
     if progress.note:
         parts.append(progress.note)

@@ -23,11 +23,18 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class SectionedOption(click.Option):
-    """Option with the section of the help in which it is listed."""
+    """Option with the section of the help in which it is listed; `is_common` if the first screen has it."""
 
-    def __init__(self, *arguments: Any, section: str = Section.MOST_USED, **attributes: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        section: str = Section.MOST_USED,
+        is_common: bool = False,
+        **attributes: Any,
+    ) -> None:
         super().__init__(*arguments, **attributes)
         self.section = Section(section)
+        self.is_common = is_common or self.section in (Section.MOST_USED, Section.OUTPUT)
 
 
 def option(*names: str, section: str = Section.MOST_USED, **attributes: Any) -> Decorator:
@@ -67,6 +74,7 @@ def _made(one: Declared, others: Mapping[str, Declared]) -> Decorator:
         *one.flags,
         one.name,
         section=one.option.section,
+        is_common=one.option.is_common,
         type=kind,
         is_flag=kind is bool,
         required=one.is_needed,
@@ -115,7 +123,7 @@ json_option = option(
     "as_json",
     section="Output",
     is_flag=True,
-    help="Print one JSON object on standard output, and all else on standard error.",
+    help="Print one JSON object. All else goes to standard error.",
 )
 
 quiet_option = option(
@@ -124,7 +132,7 @@ quiet_option = option(
     "quiet",
     section="Output",
     is_flag=True,
-    help="No progress and no messages; results, warnings and errors only.",
+    help="Results, warnings and errors only.",
 )
 
 checkpoint_option = option(

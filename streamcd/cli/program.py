@@ -32,22 +32,65 @@ SECTIONS = {
 """Commands by task, as ``--help`` lists them."""
 
 
+_SCREEN = 45
+"""Lines of a help that are seen at once."""
+
+_MOST_FLAGS = 28
+"""Columns of the names of options, at most, beside which their texts stand; longer names stand above."""
+
+_WHOLE = "streamcd.help_all"
+"""Entry of a context's ``meta``: whether its help lists all options."""
+
+
+def _show_all(ctx: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        ctx.meta[_WHOLE] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _help_all() -> click.Option:
+    about: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    text = "Show all options, and all about them."
+    return click.Option(["--help-all"], callback=_show_all, help=text, **about)
+
+
 class Command(click.Command):
-    """Command whose help lists options by section, if it has many."""
+    """Command whose ``--help`` is a screen, with the options that most people need; ``--help-all`` has all, by section."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params.append(_help_all())
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help: whole where that is asked for, or fits a screen."""
+        text = super().get_help(ctx)
+        if ctx.meta.get(_WHOLE) or text.count("\n") < _SCREEN:
+            return text
+        ctx.meta[_WHOLE] = False
+        return super().get_help(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options that are not hidden."""
+        """Write the options: all, by section if they are many, or the common ones, by the first sentence on each."""
         by_section: dict[str, list[tuple[str, str]]] = {title: [] for title in Section}
+        is_whole = ctx.meta.get(_WHOLE, True)
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                by_section[getattr(parameter, "section", Section.OUTPUT)].append(record)
-        if sum(map(len, by_section.values())) < 10:
-            by_section = {"Options": [record for records in by_section.values() for record in records]}
+            if record is None or isinstance(parameter, click.Argument):
+                continue
+            if not is_whole:
+                if not getattr(parameter, "is_common", True):
+                    continue
+                text, bracket, values = record[1].partition("  [")
+                record = record[0], _first_sentence(text) + bracket + values
+            by_section[getattr(parameter, "section", Section.OUTPUT)].append(record)
+        if not is_whole or sum(map(len, by_section.values())) < 10:
+            title = "Options" if is_whole else "Options that most people need"
+            by_section = {title: [record for records in by_section.values() for record in records]}
         for title, records in by_section.items():
             if records:
                 with formatter.section(title):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=_MOST_FLAGS)
 
 
 class Program(click.Group):
@@ -55,11 +98,17 @@ class Program(click.Group):
 
     command_class = Command
 
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params.append(_help_all())
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by task, each with the first sentence of its help, whole."""
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, _first_sentence(self.commands[name])) for name in names])
+                formatter.write_dl(
+                    [(name, _first_sentence(self.commands[name].help or "")) for name in names]
+                )
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
@@ -85,9 +134,9 @@ def _typed(option: click.Option, arguments: list[str]) -> str | None:
     return None
 
 
-def _first_sentence(command: click.Command) -> str:
-    text = " ".join((command.help or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".") + "."
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".") + "."
 
 
 class _WarningLines(logging.Handler):

@@ -36,9 +36,8 @@ def _way_on(run: str) -> Iterator[None]:
 
 def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequence[str] = ()) -> Shown:
     """Run a training that signals can stop; returns its result."""
+    listener.notes += notes
     with stop_requests() as stop_requested:
-        for note in notes:
-            listener.message(note)
         with warnings.catch_warnings(), _way_on(run):
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
             result = work(listener=listener, stop_requested=stop_requested)

@@ -202,7 +202,7 @@ class RoundLoop(TrainingLoop):
             nonlocal done
             self._stop_if_requested()
             done = min(done + n_entries, total)
-            self._report(phase, done, total, request.n_passes if training else 0)
+            self._report(phase, done, total)
 
         return visited
 

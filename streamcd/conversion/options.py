@@ -20,12 +20,12 @@ class TableOptions(Checked):
     """Options for tables, brought to one form: names are text, and lists of them tuples, empty if not given."""
 
     label: Any = option(
-        None, "Column of labels, numbers or strings; tables need it.", kind="str", metavar="COL"
+        None, "Column of labels, which tables need. They are numbers or strings.", kind="str", metavar="COL"
     )
     target: Any = option(
         None,
-        "Numbers to predict, in place of classes: the column of a table; of a source that needs no name, such as libsvm "
-        "text or (X, y), alone (in Python True), then as the last option.",
+        "Column of numbers to predict, in place of classes. Of a source that needs no name, such as libsvm text or (X, y), "
+        "it stands alone (in Python True), as the last option.",
         kind="str or bool",
         metavar="[COL]",
         bare="",
@@ -35,18 +35,26 @@ class TableOptions(Checked):
     )
     features: Any = option(
         None,
-        "Columns that become features, separated by commas (in Python also a sequence); all others by default. "
+        "Columns that become features. They are separated by commas (in Python also a sequence); by default all others. "
         "INDICES:VALUES are two columns of lists: sparse rows.",
         kind=_NAMES,
         metavar="COL,…",
     )
-    drop: Any = option(None, "Columns to leave out.", kind=_NAMES, metavar="COL,…", section=Section.COLUMNS)
+    drop: Any = option(
+        None,
+        "Columns to leave out.",
+        kind=_NAMES,
+        metavar="COL,…",
+        section=Section.COLUMNS,
+        is_common=True,
+    )
     id: Any = option(
         None,
-        "Column that identifies a row, such as a name or a number: kept as it is, no feature; predictions have it.",
+        "Column that identifies a row. A name or a number, say, it is kept as it is, no feature; predictions have it.",
         kind="str",
         metavar="COL",
         section=Section.BESIDE,
+        is_common=True,
     )
     fold: Any = option(
         None,
@@ -184,16 +192,18 @@ class ConvertOptions(ColumnsOptions, TableOptions):
     )
     scale: str = option(
         "none",
-        "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard: over all "
-        "rows, unweighted, absent entries as zeros; the mean is not subtracted, which would make the data dense). "
+        "Divide each feature by its largest absolute value (maxabs), or by its standard deviation (standard). That is "
+        "over all rows, unweighted, absent entries as zeros; the mean is not subtracted, which would make the data dense. "
         "Models keep the divisors and apply them to unscaled data.",
         choices=("none", "maxabs", "standard"),
     )
     normalize: str = option(
         "none",
-        "Divide each row by its Euclidean norm, after `scale`; for counts and other rows of very different lengths.",
+        "Divide each row by its Euclidean norm. That is after `scale`, and for counts and other rows of very different "
+        "lengths.",
         choices=("none", "l2"),
         section=Section.VALUES,
+        is_common=True,
     )
     dtype: Any = option(
         "float32",

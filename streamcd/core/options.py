@@ -57,8 +57,6 @@ class TrainingStatus:
 
     task: str  # name if there are several, such as "folds: "
     passes: int  # done
-    passes_ahead: int  # that the read or round in progress adds
-    max_passes: int
     measure: str  # the stopping rule's: "gap" (relative) or "violation"
     now: float  # its largest estimate among open lanes; nan if there is none yet
     wanted: float
@@ -201,6 +199,8 @@ class Option:
         What None, or a default that is computed, stands for.
     bare : str, optional
         What the command line takes where the option is given without a value, if it may be.
+    is_common : bool
+        Whether the first screen of ``--help`` has it, by the first sentence of `help`, as it has the most used ones.
     """
 
     help: str
@@ -212,6 +212,7 @@ class Option:
     least: int | None = None
     default_is: str = ""
     bare: str | None = None
+    is_common: bool = False
 
 
 @dataclass(frozen=True)
@@ -450,7 +451,7 @@ class SharedWork(ListenerOptions, Checked):
 
     memory: Size = option(
         "1GB",
-        "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB.",
+        "Bound on peak resident memory: 400MB, 2GiB. It is that of the process, interpreter and all.",
         metavar="SIZE",
     )
     workers: int = option(

@@ -90,9 +90,11 @@ def advice(
     )
     rms = None if method == "newton" or scaling.scale == "maxabs" else feature_rms(dataset, centred=centred)
     if rms is not None and rms["max"] >= BAD_FEATURE_RATIO * rms["min"]:
+        name = repr if dataset.manifest.get("encoding") else str
+        least, greatest = (f"{rms[end]:.3g} of {name(rms[f'of_{end}'])}" for end in ("min", "max"))
         lines.append(
-            f"features are badly scaled (root mean squares from {rms['min']:.3g} of {rms['of_min']} to {rms['max']:.3g} of "
-            f"{rms['of_max']}), which takes many passes by all methods but newton; try {maxabs}"
+            f"features are badly scaled (root mean squares from {least} to {greatest}), which takes many passes by all "
+            f"methods but newton; try {maxabs}"
         )
     long = method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred)
     if long and not (lines and remedy == maxabs):

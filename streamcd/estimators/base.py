@@ -207,7 +207,6 @@ class LinearModel(BaseEstimator):
 
     def _train_in_memory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
         from ..runs.carry_out import train_in_memory
-        from ..runs.choices import settle
         from ..runs.options import TrainOptions
         from ..training.loop import Session
 
@@ -215,7 +214,7 @@ class LinearModel(BaseEstimator):
         options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
         with closing(listener), telling_of_compilation(listener, "fit"):
             session = Session(listener, None, threads=Threads(self._n_threads() or 1))
-            training = train_in_memory(dataset, settle(options, dataset, listener), session)
+            training = train_in_memory(dataset, options, session)
         return training.result, training.models[0]
 
     def _train_in_directory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:

@@ -67,7 +67,7 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
     numbered = f"indices from {info['index_base']} on"
     if info["feature_names"]:
         more = ", …" if info["n_features"] > len(info["feature_names"]) else ""
-        numbered = ", ".join(info["feature_names"]) + more
+        numbered = ", ".join(map(repr, info["feature_names"])) + more
     rows = [("rows", f"{info['n_rows']:,}"), ("features", f"{info['n_features']:,} ({numbered})"), labels]
     notes = [("note", line) for line in info["advice"]]
     if then:
@@ -111,7 +111,8 @@ def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
     rows = [("scaling", ", ".join(given))]
     rms, norms = info["feature_rms"], info["row_norms"]
     if rms is not None:
-        ends = [f"{rms[end]:.3g} ({rms[f'of_{end}']})" for end in ("min", "max")]
+        name = repr if info["feature_names"] else str
+        ends = [f"{rms[end]:.3g} ({name(rms[f'of_{end}'])})" for end in ("min", "max")]
         rows.append(("feature values", f"root mean squares from {' to '.join(ends)}"))
     if norms is not None and norms["min"] is not None:
         mean_square = norms["mean_square"]
@@ -152,26 +153,32 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 _REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
 
 
+def _ending(result: Facts) -> str:
+    """Tell whether a training converged, and why: what was measured, and what was wanted."""
+    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
+    largest = f"largest {measure} of {result['n_lanes']} problems" if result["n_lanes"] > 1 else measure
+    text = f"{largest} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
+    reason = result["stop_reason"]
+    stopped = "" if reason == measure else f"; stopped by {_REASONS.get(reason) or _words(reason)}"
+    return f"{'yes' if result['converged'] else 'no'}: {text}{stopped}"
+
+
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
     lanes, several = result["lanes"], result["n_lanes"] > 1
     settings = dict.fromkeys((lane["C"], lane["l1"]) for lane in lanes)
-    sums, largest = (f", sum of {result['n_lanes']} problems", ", largest") if several else ("", "")
+    sums = f", sum of {result['n_lanes']} problems" if several else ""
     support = []
     if len(settings) == 1 and any(lane["l1"] for lane in lanes):
         left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
-        support = [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
+        support = [("weights not 0", f"{left:,} of {all_weights:,}{sums}")]
     rows = [
-        ("converged", "yes" if result["converged"] else "no"),
-        ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
+        ("converged", _ending(result)),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
-        *((f"{name}{sums}", text) for name, text in _objectives(result)),
-        (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),
-        (f"violation{largest}", f"{result['violation']:.3g}"),
-        ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
-        ("read", format_size(result["bytes_read"])),
+        ("objective", _no_nan(".10g")(result["primal_objective"]) + sums),
         *support,
-        ("peak memory", format_size(result["peak_memory_bytes"])),
+        ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
+        ("memory", f"{format_size(result['peak_memory_bytes'])} at its peak"),
         *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
@@ -259,6 +266,7 @@ def run_table(title: str, run: Facts) -> Table:
         *_rows(run, best_C="g", best_l1=lambda l1: f"{l1:g}" if l1 else ""),
         ("passes", f"{run['passes']:,}"),
         *gap_rows(run),
+        *_rows(run, violation=".3g"),
         ("trains", lanes),
         *spent,
         ("dataset", run["dataset"]),
@@ -291,7 +299,9 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
         rows = [*model_table(title, facts).rows]
     else:
         rows, model = [*run_table(title, facts).rows], facts["model"]
-        rows += [_labels_row(model), *support_rows(model), *_intercept_rows(model)] if model else []
+        if model:
+            rows += [*_objectives(model["certificate"]), _labels_row(model), *support_rows(model)]
+            rows += _intercept_rows(model)
     tables = [Table(title, [*rows, ("next", facts["next"])])]
     if facts.get("scores"):
         tables.append(score_table(facts))
@@ -353,6 +363,12 @@ def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -
     return [(name, listed(texts))] if texts else []
 
 
+def _feature(weight: Facts) -> str:
+    """Name the feature of a weight: in quotes, or by its index where it has no name."""
+    name: str = weight["name"]
+    return name if name == f"feature {weight['index']}" else repr(name)
+
+
 def class_weights_tables(name: str, found: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
     tables = []
@@ -363,7 +379,7 @@ def class_weights_tables(name: str, found: Facts) -> list[Table]:
         columns = ["weight", *["scaled_weight"] * scaled]
         rows = [["(intercept)", f"{of['intercept']:.6g}", *[""] * scaled]] if of["intercept"] else []
         rows += [
-            [weight["name"], *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
+            [_feature(weight), *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
         ]
         header = ["feature", "weight", *["of the scaled feature"] * scaled]
         order = found["weights_for"] or "ordered by size in the source's units"

@@ -19,6 +19,7 @@ from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
 from ..training.warm_start import WarmStart
+from .choices import settle
 from .config import ResolvedRun
 from .lane_groups import resolve
 from .models import make_models, save_models
@@ -116,8 +117,11 @@ class MemoryTraining(NamedTuple):
 
 def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> MemoryTraining:
     """Train on a dataset without a run directory, and without resuming."""
-    run = resolve(dataset, asked, session.listener)
+    asked, choices = settle(asked, dataset)
+    run = resolve(dataset, asked)
     require(run.config.memory, {})
+    for note in (choices, *run.notes):
+        session.listener.message(note)
     directory = checkpoint.MemoryRun()
     outcome = train_groups(directory, run, None, session)
     result = result_of(directory, outcome, run)
@@ -127,7 +131,7 @@ def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
     """Sum up the outcome of all lanes of a run."""
     dataset = run.dataset
-    result = make_result(directory.name, outcome, run.problem, dataset.n_rows)
+    result = make_result(directory.name, outcome, run.problem, dataset.n_rows, run.config.rule)
     names = dataset.class_names
     if names is not None:
         for lane in result.lanes:

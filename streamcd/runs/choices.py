@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size
-from ..core.options import Listener
 from ..core.storage import local_path
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
@@ -26,10 +25,10 @@ from .options import TrainOptions
 from .problem_options import NO_BIAS
 
 _BY_SOURCE = {
-    "table": (1.0, "the dataset was made from a table"),
-    "dense array": (1.0, "the dataset was made from a dense array"),
-    "sparse matrix": (NO_BIAS, "the dataset was made from a sparse matrix, and LIBLINEAR's default is none"),
-    "libsvm text": (NO_BIAS, "the dataset was made from libsvm text, and LIBLINEAR's default is none"),
+    "table": (1.0, "made from a table"),
+    "dense array": (1.0, "made from a dense array"),
+    "sparse matrix": (NO_BIAS, "made from a sparse matrix"),
+    "libsvm text": (NO_BIAS, "made from libsvm text"),
 }
 
 _PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
@@ -39,10 +38,11 @@ _LONG_ROWS = "few features, some with means or scales far from 0 and 1, which do
 Asked = TypeVar("Asked", bound=TrainOptions)
 
 
-def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose what the options leave open, and tell the listener: the loss, then the bias, then the method."""
+def settle(asked: Asked, dataset: Dataset) -> tuple[Asked, str]:
+    """Choose what the options leave open: the loss, then the bias, then the method; with a line that says what and why."""
+    choices = []
     if asked.has_default_loss and dataset.has_targets:
-        listener.message("loss squared_error: the dataset has numbers to predict")
+        choices.append("loss squared_error: numbers to predict")
         asked = replace(asked, loss="squared_error")
     bias, because = asked.bias, "as asked"
     if bias == "auto" and asked.start_from is not None:
@@ -51,9 +51,13 @@ def settle(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
         because = "that of the run it starts from"
     elif bias == "auto":
         bias, because = bias_by_source(dataset)
-    listener.message(f"bias {bias_text(float(bias), because, advises=True)}")
-    asked = replace(asked, bias=float(bias), bias_because=because)
-    return choose_acceleration(_settle_method(asked, dataset, listener), listener)
+    asked, method_because = _settle_method(replace(asked, bias=float(bias), bias_because=because), dataset)
+    choices.append(f"method {asked.method}{method_because and f': {method_because}'}")
+    asked, plain_because = _choose_acceleration(asked)
+    if plain_because:
+        choices.append(f"without acceleration: {plain_because}")
+    choices.append(f"bias {bias_text(float(bias), because, advises=True)}")
+    return asked, "; ".join(choices)
 
 
 _ROWS_PER_FEATURE = 100
@@ -85,7 +89,7 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
         reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
     if asked.has_l1:
         return "working-set", reason or f"it trains with the penalty {asked.penalty} from the column layout"
-    return "dual", reason or "accelerated, it needs the fewest passes on nearly all data"
+    return "dual", reason or "the fewest passes on nearly all data"
 
 
 def takes_columns(asked: TrainOptions, dataset: Dataset) -> bool:
@@ -121,28 +125,27 @@ def _reason_for_newton(asked: TrainOptions, dataset: Dataset) -> str:
 
 def bias_by_source(dataset: Dataset) -> tuple[float, str]:
     """Choose the bias for a dataset, negative for none, with the reason."""
-    unknown = (NO_BIAS, "the dataset does not say what it was made from")
+    unknown = (NO_BIAS, "made from a source that is not known")
     return _BY_SOURCE.get(dataset.made_from or "", unknown)
 
 
-def _settle_method(asked: Asked, dataset: Dataset, listener: Listener) -> Asked:
-    """Choose the method; without a word dual with a start from other than newton, and in most searches.
+def _settle_method(asked: Asked, dataset: Dataset) -> tuple[Asked, str]:
+    """Choose the method, with the reason; without one dual with a start from other than newton, and in most searches.
 
     Many costs share the passes of a search, but newton's alone end where features are badly scaled.
     """
     if asked.method != "auto":
-        return asked
+        return asked, ""
     plain = not asked.has_l1
     if plain and asked.start_from is not None and "newton" in methods_for(asked.loss):
         before = read_config(local_path(asked.start_from, "a run")).options.method
-        return replace(asked, method="newton" if before == "newton" else "dual")
+        return replace(asked, method="newton" if before == "newton" else "dual"), ""
     if asked.start_from is not None and plain:
-        return replace(asked, method="dual")
+        return replace(asked, method="dual"), ""
     method, reason = choose_method(asked, dataset)
     if asked.search and plain and reason != _LONG_ROWS:
-        return replace(asked, method="dual")
-    listener.message(f"method {method}: {reason}")
-    return replace(asked, method=method)
+        return replace(asked, method="dual"), ""
+    return replace(asked, method=method), reason
 
 
 def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
@@ -155,11 +158,11 @@ def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
     return True
 
 
-def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
-    """Turn acceleration off where it does not apply: with a message for auto, refused for a given kappa."""
+def _choose_acceleration(asked: Asked) -> tuple[Asked, str]:
+    """Turn acceleration off where it does not apply: with the reason for auto, refused for a given kappa."""
     if asked.acceleration in (0.0, "none"):  # plain coordinate descent by either name
-        return replace(asked, acceleration="none")
-    reason, solver = None, find_solver(asked.loss, asked.method)
+        return replace(asked, acceleration="none"), ""
+    reason, solver = "", find_solver(asked.loss, asked.method)
     if not solver.accelerates:
         reason = f"{asked.loss} by method {asked.method} cannot be accelerated"
     elif asked.omega != 1.0:
@@ -167,11 +170,9 @@ def choose_acceleration(asked: Asked, listener: Listener) -> Asked:
     elif not solver.keeps_alpha and asked.acceleration != "auto":
         reason = f"the strength of that of method {asked.method} cannot be given"
     elif asked.eps is not None and solver.keeps_alpha:
-        reason = "LIBLINEAR's rule (eps) is about plain coordinate descent"
-    if reason is None:
-        return asked
+        reason = "LIBLINEAR's rule (eps) is for plain descent"
+    if not reason:
+        return asked, ""
     if asked.acceleration != "auto":
         raise UsageError(f"acceleration {asked.acceleration:g}: {reason}; leave it at auto or none")
-    if solver.accelerates:
-        listener.message(f"trained without acceleration: {reason}")
-    return replace(asked, acceleration="none")
+    return replace(asked, acceleration="none"), reason if solver.accelerates else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +112,7 @@ class ResolvedRun:
     config: RunConfig
     dataset: Dataset
     problem: Problem  # all lanes
+    notes: Sequence[str] = ()  # on what was planned
 
     @property
     def options(self) -> ProblemOptions:

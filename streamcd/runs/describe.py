@@ -21,7 +21,17 @@ from ..training.result import worst_reason
 from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
-_LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
+_LANE_ARRAYS = (
+    "phase",
+    "converged",
+    "reason",
+    "passes",
+    "gap",
+    "primal",
+    "estimate",
+    "estimated_primal",
+    "violation",
+)
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -59,7 +69,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     bias, bias_because = bias_by_source(dataset)
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
     method, method_because = choose_method(default, dataset)
-    unneeded = "; newton, which is taken here, does without" if method == "newton" else ""
     notes = []
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     if n_labels == 1:
@@ -71,7 +80,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
             f"most classes have a row or two: {n_labels:,} classes in {dataset.n_rows:,} rows; check the column or file of "
             "labels (--label), or name numbers to predict by --target"
         )
-    notes += [line + unneeded for line in advice(dataset)]
+    notes += advice(dataset, method=method)
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
     wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
@@ -101,11 +110,11 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         ``kind`` ("run" or "search"), ``dataset``, ``options`` (those that differ from the defaults, and loss, method, C and
         bias), ``bias_because``, ``centred`` (which features and targets), ``memory``, ``stopping``, ``workers``, ``search``
         (its options), ``state`` ("in work", "interrupted", "converged" or "not converged"),
-        ``stop_reason``, ``passes``, ``gap`` (largest certified; None before), ``gap_estimate``, ``lanes``, ``open_lanes``,
-        ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each; ``best_C`` and ``best_l1``
-        of a search that has chosen (else None), with ``scores`` and what else its result has of them; ``model`` (as of
-        `describe_model`; None where there is none, or several),
-        ``models`` (of several: ``C``, ``l1``, and the support that an L1 penalty leaves, of each); ``next``, a command.
+        ``stop_reason``, ``passes``, ``gap`` and ``violation`` (largest certified; None before), ``gap_estimate``,
+        ``lanes``, ``open_lanes``, ``seconds``, ``bytes_read``, and for a search ``parts`` with these two of each;
+        ``best_C`` and ``best_l1`` of a search that has chosen (else None), with ``scores`` and what else its result
+        has of them; ``model`` (as of `describe_model`; None where there is none, or several), ``models`` (of several:
+        ``C``, ``l1``, and the support that an L1 penalty leaves, of each); ``next``, a command.
 
     Raises
     ------
@@ -184,7 +193,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
     states = next((states for part in parts if (states := _states_in(part, _LANE_ARRAYS))), [])
     if not states:
         return {
-            "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None,
+            "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None, "violation": None,
             "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
         }  # fmt: skip
     lanes = {name: np.concatenate([state[f"lane_{name}"] for state in states]) for name in _LANE_ARRAYS}
@@ -197,6 +206,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "passes": int(lanes["passes"].max()),
         "gap": largest_ratio(lanes["gap"], lanes["primal"]),
         "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
+        "violation": None if np.isnan(violation := lanes["violation"].max()) else float(violation),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
         **_sums(states),

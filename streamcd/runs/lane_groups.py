@@ -10,7 +10,6 @@ import numpy as np
 
 from ..core.errors import BudgetError
 from ..core.memory_budget import format_size
-from ..core.options import Listener
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
@@ -32,16 +31,17 @@ from .problem_options import ProblemOptions
 _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
 
 
-def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> ResolvedRun:
-    """Plan a new run, and tell the listener how its memory is used."""
+def resolve(dataset: Dataset, asked: TrainOptions) -> ResolvedRun:
+    """Plan a new run; its notes tell what it takes to keep within the memory, where the data does not fit."""
     problem = asked.make_problem(dataset, asked.memory_bytes)
-    asked, (n_groups, plan, memory) = _plan_groups(dataset, problem, asked, listener)
+    asked, (n_groups, plan, memory), notes = _plan_groups(dataset, problem, asked)
     options = asked.problem
-    listener.message(
-        describe_plan(plan, dataset, memory) if asked.rounds is None else describe_worker_budget(memory)
-    )
+    if asked.rounds is not None:
+        notes.append(describe_worker_budget(memory))
+    elif not plan.resident:
+        notes.append(describe_plan(plan, dataset, memory))
     if n_groups > 1:
-        listener.message(
+        notes.append(
             f"{problem.n_lanes:,} problems (of classes, values of C or λ, or folds) with weights for {problem.n_features:,} "
             f"features each do not fit in {format_size(memory)}: "
             f"they are trained in {n_groups} groups, one after another, each with reads of its own"
@@ -65,12 +65,8 @@ def resolve(dataset: Dataset, asked: TrainOptions, listener: Listener) -> Resolv
         threads=asked.threads,
         bias_because=asked.bias_because,
     )
-    run = ResolvedRun(config, dataset, problem)
-    if run.centre is None:
-        return run
-    centred = run.centre.describe()
-    listener.message(f"centred, which changes only the number of passes: {centred}")
-    return replace(run, config=replace(config, centred=centred))
+    run = ResolvedRun(config, dataset, problem, notes)
+    return run if run.centre is None else replace(run, config=replace(config, centred=run.centre.describe()))
 
 
 def search_of(asked: TuneOptions) -> Search:
@@ -92,30 +88,30 @@ def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options
             **vars(config.rule),
             **options,
         )
-        resolved = resolve(run.dataset, asked, Listener())
+        resolved = resolve(run.dataset, asked)
     write_config(part, resolved.config)
     return resolved
 
 
 def _plan_groups(
-    dataset: Dataset, problem: Problem, asked: TrainOptions, listener: Listener
-) -> tuple[TrainOptions, tuple[int, Plan, int]]:
-    """Plan the groups; without acceleration if its arrays do not fit, or fit only with paged scores."""
+    dataset: Dataset, problem: Problem, asked: TrainOptions
+) -> tuple[TrainOptions, tuple[int, Plan, int], list[str]]:
+    """Plan the groups; without acceleration, and with a note, if its arrays do not fit, or fit only with paged scores."""
     groups = None
     with suppress(BudgetError):
         groups = group_lanes(dataset, problem, asked)
         if asked.acceleration == "none" or not groups[1].page_rows:
-            return asked, groups
+            return asked, groups, []
     plain = replace(asked, acceleration="none")
     without = group_lanes(dataset, problem, plain)
     if groups is not None and without[1].page_rows:
-        return asked, groups
+        return asked, groups, []
     scores = " and one of the scores'" if find_solver(asked.loss, asked.method).layout == "columns" else ""
-    listener.message(
+    note = (
         f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
         f"{format_size(without[2])}"
     )
-    return plain, without
+    return plain, without, [note]
 
 
 def describe_worker_budget(n_bytes: int) -> str:

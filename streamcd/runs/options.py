@@ -93,7 +93,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         metavar="EPS",
         section=Section.STOPPING,
     )
-    max_passes: int = option(1000, "Maximum number of passes over the data.", section=Section.STOPPING)
+    max_passes: int = option(1000, "Most passes over the data.", section=Section.STOPPING, is_common=True)
     max_seconds: float | str | None = option(
         None,
         "Stop after this time with a checkpoint and no model (stop_reason time), for batch queues; a training that ends "
@@ -111,8 +111,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
     )
     memory: Size = option(
         "1GB",
-        "Bound on the process's peak resident memory, interpreter and all: 400MB, 2GiB. What does not fit together "
-        "is trained in groups, one after another.",
+        "Bound on peak resident memory: 400MB, 2GiB. It is that of the process, interpreter and all; what does not fit "
+        "together is trained in groups, one after another.",
         metavar="SIZE",
     )
     checkpoint_every: float | str = option(
@@ -127,7 +127,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         "it: the same command for every job of a queue.",
         section=Section.RUN,
     )
-    force: bool = option(False, "Replace an existing run.", section=Section.RUN)
+    force: bool = option(False, "Replace an existing run.", section=Section.RUN, is_common=True)
     worker_timeout: float | str | None = option(
         None,
         "With workers: exclude one that has not responded for this time; others take over its shards.",
@@ -137,10 +137,11 @@ class TrainOptions(ProblemOptions, SessionOptions):
     )
     threads: int | None = option(
         None,
-        "Threads that share the work of a process; the memory budget includes what they take.",
+        "Threads of a process. The memory budget includes what they take; processes of a machine divide its cores.",
         flags="-m --threads",
         metavar="N",
-        default_is="one for each processor, divided among processes",
+        is_common=True,
+        default_is="one a core",
         section=Section.PROCESSORS,
     )
     cache: Place = option(
@@ -216,18 +217,19 @@ class TuneOptions(TrainOptions):
     )
     cv: int = option(
         5,
-        "Folds of the cross-validation, to which rows are assigned by a hash; of a dataset with a column of folds (convert "
+        "Folds of the cross-validation. Rows are assigned to them by a hash; of a dataset with a column of folds (convert "
         "--fold) its values are the folds, of which equal ones stay together.",
         flags="-v --cv",
         metavar="K",
     )
     scoring: str | None = option(
         None,
-        "Criterion by which is chosen: accuracy, auc (of several classes the mean of each against the rest) and log_loss of "
-        "classes; r2, and the mean loss, of numbers to predict.",
+        "Criterion. accuracy, auc (of several classes the mean of each against the rest) and log_loss are of classes; r2, "
+        "the default for squared_error, and the mean loss of numbers to predict.",
         choices=("accuracy", "auc", "log_loss", "r2", "loss"),
-        default_is="accuracy; of numbers to predict r2 for squared_error, the mean loss for others",
+        default_is="accuracy; r2 or loss",
         section=Section.CHOICE,
+        is_common=True,
     )
     start_from: Place = None
     workers: int | None = None

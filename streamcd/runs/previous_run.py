@@ -9,7 +9,6 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError, refuse
 from ..core.files import make_directory, write_file
-from ..core.options import Listener
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.dataset import Dataset
@@ -46,8 +45,8 @@ def start_from(
     return WarmStart(old, new.dataset, new.problem, new.centre, matrix, ratios)
 
 
-def previous_run(new: ResolvedRun, listener: Listener) -> WarmStart | None:
-    """Open the run that a run starts from, if any; refused if it cannot."""
+def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
+    """Open the run that a run starts from, if any, and note what is taken from it; refused if it cannot."""
     source, dataset = new.config.start_from, new.dataset
     if source is None:
         return None
@@ -80,7 +79,7 @@ def previous_run(new: ResolvedRun, listener: Listener) -> WarmStart | None:
         (dual and not n_known, f"start_from: expected a shard that {source} was trained on, found none"),
     )
     own = "dual variables" if dual else "weights"
-    listener.message(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
+    notes.append(f"starts from the {own} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
     return start_from(path, run, new, chunk_of)
 
 

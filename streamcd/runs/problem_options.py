@@ -151,10 +151,10 @@ _LossParameters: Any = make_dataclass(
 )
 
 
-def _formulas(*, targets: bool) -> str:
-    """List the losses with their formulas."""
+def _losses(form: str, *, targets: bool) -> str:
+    """List the losses of classes, or of targets, in a form."""
     chosen = {loss: entry for loss, entry in LOSSES.items() if entry.has_targets == targets}
-    return ", ".join(f"{loss} {entry.formula}" for loss, entry in chosen.items() if loss != "twin")
+    return ", ".join(form.format(loss, entry.formula) for loss, entry in chosen.items())
 
 
 def _losses_by(method: str) -> list[str]:
@@ -170,26 +170,23 @@ class ProblemOptions(_LossParameters, Checked):
 
     loss: str = option(
         None,
-        f"Loss of a row with margin t = y w·x, or of all classes at once: {_formulas(targets=False)}. twin: a plane "
-        "per class, fitted to its own rows, ½ Σ (w·x)^2, and kept away from the others (`slack`); the nearest plane's "
-        "class is predicted. logistic "
-        "and log are log_loss. Of a row with a number y to predict (convert --target), "
-        f"z = w·x: {_formulas(targets=True)}.",
+        f"Of classes: {_losses('{}', targets=False)}; of numbers to predict: {_losses('{}', targets=True)}. "
+        "Of a row with margin t = y w·x, or of all classes at once, it is: "
+        f"{_losses('{} {}', targets=False)}; the nearest plane's class is predicted. logistic and log are log_loss. Of a "
+        f"row with a number y to predict (convert --target), z = w·x: {_losses('{} {}', targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
-        default_is=f"{DEFAULT_LOSS}; squared_error for a dataset of numbers to predict",
+        metavar="LOSS",
+        default_is=f"{DEFAULT_LOSS} or squared_error",
     )
     method: str = option(
         "auto",
-        "dual: coordinate descent on the dual variables, row by row. primal: on the weights, feature by feature, "
-        "in a new random order each pass; online: likewise, with features drawn at random with replacement. Both "
-        f"are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
+        "auto chooses, and says why. dual: coordinate descent on the dual variables, row by row. primal: on the weights, "
+        "feature by feature, in a new random order each pass; online: likewise, with features drawn at random with "
+        f"replacement. Both are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
         f"{', '.join(loss for loss in _losses_by('primal') if LOSSES[loss].has_targets)}), and read the column layout "
-        "(streamcd columns). sor: for the loss "
-        "twin, with the inverse of a matrix of features x features for each plane. newton: for the losses of "
-        "primal on data with few features, with such a matrix for each model: some five reads. "
-        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many "
-        "features. "
-        "auto chooses, and says why.",
+        "(streamcd columns). sor: for the loss twin, with the inverse of a matrix of features x features for each plane. "
+        "newton: for the losses of primal on data with few features, with such a matrix for each model: some five reads. "
+        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many features.",
         choices=("auto", *METHODS),
         section=Section.METHOD,
     )
@@ -203,9 +200,9 @@ class ProblemOptions(_LossParameters, Checked):
     )
     bias: float | str = option(
         "auto",
-        "Append a constant feature of this value to every row, for an intercept; its weight is penalised like the "
-        "others. none, or a negative number: no intercept. auto: 1 for a dataset made from tables, frames or dense "
-        "arrays, none for libsvm text and sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
+        "Value of a constant feature, for an intercept. Its weight is penalised like the others. none, or a negative "
+        "number: no intercept. auto: 1 for a dataset made from tables, frames or dense arrays, none for libsvm text and "
+        "sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
         kind='"auto", "none" or float',
         flags="-B --bias",
         metavar="auto|none|NUMBER",
@@ -218,12 +215,11 @@ class ProblemOptions(_LossParameters, Checked):
     )
     class_weight: Any = option(
         None,
-        "Factors of C for the rows of a label, in every one-vs-rest problem (LIBLINEAR's -wi weights the positive "
-        "side only, where there are more than two classes). balanced: rows / (classes · rows of the class). For "
-        "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is "
-        "fitted to.",
+        "Factors of C for the rows of labels, or balanced: rows / (classes · rows of the class). They count in every "
+        "one-vs-rest problem (LIBLINEAR's -wi weights the positive side only, where there are more than two classes). For "
+        "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is fitted to.",
         kind='mapping of label to factor, or "balanced"',
-        metavar="balanced|LABEL=W,...",
+        metavar="LABEL=W,…",
     )
     code: Any = option(
         None,
@@ -265,20 +261,22 @@ class ProblemOptions(_LossParameters, Checked):
     )
     penalty: str = option(
         "l2",
-        "l2: r/2 ‖w‖^2. l1: λ Σ |w|, which leaves many weights 0. elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
+        "l2: r/2 ‖w‖^2; l1: λ Σ |w|, which leaves many weights 0; elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
         "beside C Σ loss; l1 and elasticnet are for the methods newton and working-set.",
         choices=("l2", "l1", "elasticnet"),
         section=Section.PENALTY,
+        is_common=True,
     )
     l1: Any = option(
         None,
-        "λ of the penalties l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
+        "λ of l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
         "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are trained in the same "
         "passes, with each C, and each gets a model of its own.",
         kind="float or sequence of float",
         metavar="NUMBER,…",
         default_is="1",
         section=Section.PENALTY,
+        is_common=True,
     )
     l2: float | None = option(
         None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY

@@ -148,7 +148,7 @@ def _begin(
     until = deadline(None if asked.max_seconds is None else float(asked.max_seconds))
     session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)
-    asked = settle(asked, dataset, listener)
+    asked, choices = settle(asked, dataset)
     _check_rounds(asked)
     if isinstance(asked, TuneOptions):
         from .held_out import check_scoring  # with the kernels of scoring
@@ -159,14 +159,17 @@ def _begin(
         dataset, search = with_folds(dataset, search, asked.memory_bytes)
         asked = replace(asked, cv=search.cv)
     require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
-    resolved = resolve(dataset, asked, listener)
+    resolved = resolve(dataset, asked)
     if asked.resume and is_begun(path, resolved.config):
         return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
-    warn_early(resolved, listener)
-    previous = previous_run(resolved, listener)  # refused before anything is made
+    notes = [choices, *resolved.notes]
+    previous = previous_run(resolved, notes)  # refused before anything is made
     with on_workers.reached(listener) as reached:
         refuse_existing(path, resolved.config, asked.force)
         with checkpoint.create_run(path, force=asked.force) as directory:
+            for note in notes:  # now that all options are checked
+                listener.message(note)
+            warn_early(resolved, listener)
             write_config(directory, resolved.config)
             return _train(directory, resolved, previous, reached, session)
 
@@ -204,20 +207,21 @@ def _go_on(
             from .search import with_folds
 
             dataset, _ = with_folds(dataset, config.tune, config.memory)
+        run = reopen(path, config, dataset)
+        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
+            config = replace(config, memory=share_memory_anew(run, on_workers.local))
+            run = replace(run, config=config)
+        previous = previous_run(run, [])
         if differs(config):
             listener.warning(
                 "this machine or its libraries differ from those that the run was begun with: "
                 "the optimum is the same by its gap, the last digits may differ"
             )
-        run = reopen(path, config, dataset)
-        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(run, on_workers.local))
-            run = replace(run, config=config)
         if on_workers:
             listener.message(describe_worker_budget(config.memory))
         write_config(directory, config)
         warn_early(run, listener)
-        return _train(directory, run, previous_run(run, Listener()), on_workers, session)
+        return _train(directory, run, previous, on_workers, session)
 
 
 def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
@@ -229,7 +233,7 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
     return replace(
         config,
         dataset=place,
-        rule=make_rule(tolerance, eps, asked.max_passes or old.max_passes),
+        rule=make_rule(tolerance, eps, old.max_passes if asked.max_passes is None else asked.max_passes),
         checkpoint_every=config.checkpoint_every if every is None else float(every),
     )
 

@@ -146,10 +146,8 @@ def check_holding(plan: Plan, dataset: Dataset, memory: SolverMemory) -> None:
 
 
 def describe_plan(plan: Plan, dataset: ChunkedTable, budget: int) -> str:
-    """Describe a plan in one line."""
+    """Describe in one line how data that does not fit is read."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
-    if plan.resident:
-        return f"{entries} of entries fit in {format_size(budget)}: kept in memory"
     share = plan.window_entries / max(dataset.n_entries, 1)
     where = "; what is kept of all rows does not fit and is paged from a file" if plan.page_rows else ""
     return (

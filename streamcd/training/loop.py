@@ -205,7 +205,7 @@ class TrainingLoop(ABC):
         signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
         if signum is None and not time_is_up:
             return
-        where, status = self._before_stop(), self._status(0)
+        where, status = self._before_stop(), self._status()
         reached = f"{status.task}after pass {status.passes}"
         if not np.isnan(status.now):
             reached += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
@@ -218,8 +218,8 @@ class TrainingLoop(ABC):
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
-    def _status(self, passes_ahead: int) -> TrainingStatus:
-        """Summarise the lanes; the read or round in progress adds `passes_ahead` passes."""
+    def _status(self) -> TrainingStatus:
+        """Summarise the lanes."""
         lanes, rule = self.state.lanes, self.task.rule
         measured = lanes["seen_violation"]
         if rule.tol is not None:  # nan where there is no estimate yet
@@ -228,18 +228,16 @@ class TrainingLoop(ABC):
         return TrainingStatus(
             task=self.task.name,
             passes=int(lanes["passes"].max()),
-            passes_ahead=passes_ahead,
-            max_passes=rule.max_passes,
             measure="violation" if rule.tol is None else "gap",
             now=float(measured[is_open].max()) if is_open.any() else math.nan,
             wanted=float(rule.eps or 0.0) if rule.tol is None else rule.tol,
         )
 
-    def _report(self, phase: str, done: int, total: int, n_passes: int) -> None:
-        """Report a part of a read, or of a round that adds `n_passes` passes, to a listener that is not the silent one."""
+    def _report(self, phase: str, done: int, total: int) -> None:
+        """Report a part of a read or round to a listener that is not the silent one."""
         if type(self.listener) is Listener:
             return
-        status = self._status(n_passes)
+        status = self._status()
         gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}"
         self.listener.progress(Progress(self.task.name + phase, done, total, "entries", gap, status))
 
@@ -321,7 +319,7 @@ class Loop(TrainingLoop):
                 if rows_stay:
                     self._keep_active(stream, window, spent)
                 state.window += 1
-                self._report(phase, int(state.window / n_windows * n_entries), n_entries, n_passes)
+                self._report(phase, int(state.window / n_windows * n_entries), n_entries)
                 if state.window < n_windows:
                     self._pause()
             waiting = time.monotonic()

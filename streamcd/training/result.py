@@ -15,7 +15,7 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
-from .stopping import BY_TIME, REASONS
+from .stopping import BY_TIME, REASONS, StopRule
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -59,6 +59,8 @@ class Result:
     n_rows: int
     n_lanes: int
     lanes: list[dict[str, Any]]
+    tol: float | None  # the relative gap that was wanted; None where `eps` is the rule
+    eps: float | None  # the violation that was
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
     # False if it has not converged, and more passes would change little: `advice` says what would
@@ -146,7 +148,7 @@ def relative_gaps(lanes: dict[str, np.ndarray], part: str = "gap") -> np.ndarray
     return np.divide(lanes[part], primal, out=np.zeros_like(primal), where=primal != 0)
 
 
-def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Result:
+def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule: StopRule) -> Result:
     """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
     kept = outcome.lanes | {
         name: problem.scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding")
@@ -189,6 +191,8 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
             }
             for number, lane in enumerate(problem.lanes)
         ],
+        tol=rule.tol,
+        eps=rule.eps,
     )
 
 
