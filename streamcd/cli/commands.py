@@ -377,8 +377,8 @@ def weights(
     """List the largest weights of a model by class, with the names of features, in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
-    the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
-    compared with each other.
+    the signs. They are ordered by their product with the standard deviation of the feature in the training rows, whatever
+    its unit; it stands beside them.
 
     \b
     Example:
@@ -390,7 +390,7 @@ def weights(
 
     used, name, said = asked_model(model, checkpoint, given, listener)
     found = describe_weights(used if checkpoint else load_model(used, **given), top, label)
-    return found | said, *class_weights_tables(name, found)
+    return found | said, *class_weights_tables(f"weights of {name}", found)
 
 
 @cli.command()

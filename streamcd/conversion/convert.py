@@ -123,7 +123,7 @@ def load_like(path: Location) -> Like:
     else:
         from ..models.stored import load_model  # needed for this only
 
-        found = load_model(path)
+        found = load_model(path, deviations=False)
         scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
     names = tuple(found.class_names or ())
     return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)

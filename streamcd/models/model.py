@@ -83,6 +83,9 @@ class Model:
     indices : ndarray of int64, shape (n_features,), or None
         Index of every feature in the source, where the training dataset numbers those that occur (``convert --compact``);
         None where they are numbered from `index_base` on.
+    deviations : ndarray of float64, shape (n_features,), or None
+        Standard deviations of the features over the training rows, as these were scaled, for `nonzero_weights`; None where
+        they are not known: after a fit to arrays, of LIBLINEAR's text.
 
     Examples
     --------
@@ -116,6 +119,7 @@ class Model:
     encoding: Encoding | None = None
     parameter: float | None = None
     indices: np.ndarray | None = None
+    deviations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.kept_weights: np.ndarray | SparseWeights
@@ -132,6 +136,8 @@ class Model:
         n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
         expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
         expected["indices"] = self.indices is None or self.indices.shape == self.kept_weights.shape[:1]
+        rows = self.nonzero_weights.shape[:1]
+        expected["deviations"] = self.deviations is None or self.deviations.shape == rows
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
         expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())
@@ -436,7 +442,10 @@ class Model:
         """
         weights: Any = self.kept_weights if rows is not None else sparse_if_worth(self.kept_weights)
         arrays: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]] = {}
+        deviations = self.deviations
         if isinstance(weights, SparseWeights):
+            if deviations is not None and weights is not self.kept_weights:
+                deviations = deviations[weights.feature]
             arrays["support.npy"] = weights.feature.shape, (weights.feature,)
             weights = weights.value
         arrays["weights.npy"] = weights.shape, (weights,) if rows is None else rows
@@ -444,6 +453,8 @@ class Model:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         if self.indices is not None:
             arrays["indices.npy"] = self.indices.shape, (self.indices,)
+        if deviations is not None:
+            arrays["deviations.npy"] = deviations.shape, (deviations,)
         write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
 
     def _description(self) -> dict[str, Any]:

@@ -20,11 +20,17 @@ from ..dataset.source_features import Scaling
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
-from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights
+from .model_file import (
+    MODEL,
+    MODEL_FILES,
+    STORED_FIELDS,
+    ModelFile,
+    check_file,
+    read_array,
+    read_weights,
+)
 from .named_weights import describe_support, vector_labels
 from .sparse_weights import SparseWeights
-
-_FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
 
 
 def path_directory(model_path: Path, setting: Setting) -> Path:
@@ -49,6 +55,7 @@ def load_model(
     *,
     l1: float | None = None,
     memory: int | str | None = None,
+    deviations: bool = True,
 ) -> Model:
     """Read a model, or the model of a run.
 
@@ -62,6 +69,8 @@ def load_model(
         λ of the wanted model, likewise.
     memory : int or str, optional
         Bound on the process's resident memory.
+    deviations : bool
+        Read the standard deviations of the features, which predictions do without.
 
     Returns
     -------
@@ -82,7 +91,8 @@ def load_model(
     path = local_path(path, "a run or a model")
     directory = find_model(path, C, l1)
     if memory is not None and (directory / "weights.npy").exists():
-        files = [directory / name for name in _FILES]
+        names = MODEL_FILES if deviations else MODEL_FILES - {"deviations.npy"}
+        files = [directory / name for name in names]
         require(
             parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
         )
@@ -102,7 +112,7 @@ def load_model(
             expected += f", found {'no model.json in it' if path.exists() else 'nothing there'}"
         raise ModelError(expected) from None
     try:
-        model = _read(directory, description, read_weights(directory, description))
+        model = _read(directory, description, read_weights(directory, description), deviations)
     except StreamcdError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -120,7 +130,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
     """Check if a directory is empty but for files that a killed `Model.save` may leave."""
-    left = {*_FILES, *(f"{name}.partial" for name in (*_FILES, "model.json"))}
+    left = MODEL_FILES.union(f"{name}.partial" for name in (*MODEL_FILES, "model.json"))
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
 
@@ -175,7 +185,9 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     )
 
 
-def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights) -> Model:
+def _read(
+    directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights, has_deviations: bool
+) -> Model:
     n_features, stored = description.n_features, description.scaling
     scaling = Scaling()
     if stored is not None:
@@ -185,6 +197,11 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
     indices = None
     if description.indices_checksum:
         indices = read_array(directory / "indices.npy", description.indices_checksum, n_features, 1)
+    deviations = None
+    if has_deviations and description.deviations_checksum:
+        n_rows = weights.feature.size if isinstance(weights, SparseWeights) else n_features
+        path = directory / "deviations.npy"
+        deviations = read_array(path, description.deviations_checksum, n_rows, 1)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
@@ -195,7 +212,7 @@ def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseW
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     own: dict[str, Any] = {"weights": weights, "code": code, "scaling": scaling, "encoding": encoding}
-    return Model(**own, indices=indices, **same)
+    return Model(**own, indices=indices, deviations=deviations, **same)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

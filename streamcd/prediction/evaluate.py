@@ -177,7 +177,7 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     (2000, True, [-1, 1])
     """
     if not isinstance(model, Model):
-        model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
+        model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
     listener = asked.listener or Listener()
     scoring = Scoring(data, model, Means.of(asked), compared=True)
     evaluation = _Evaluation(model, RocArea(scoring.plan.left))

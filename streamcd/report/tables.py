@@ -353,21 +353,29 @@ def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -
     return [(name, listed(texts))] if texts else []
 
 
-def class_weights_tables(name: str, found: Facts) -> list[Table]:
+_ORDERS = {
+    "standardized_weight": "|weight × standard deviation of the feature|",
+    "weight": "|weight|: the model does not have the standard deviations of its features",
+}
+
+
+def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
-    tables = []
-    for of in found["classes"]:
-        least = f"the largest {len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
-        title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
-        scaled = any("scaled_weight" in weight for weight in of["weights"])
-        columns = ["weight", *["scaled_weight"] * scaled]
-        rows = [["(intercept)", f"{of['intercept']:.6g}", *[""] * scaled]] if of["intercept"] else []
-        rows += [
+    rows = [("ordered by", _ORDERS[listed_weights["ordered_by"]])]
+    if listed_weights["normalize"] != "none":
+        rows.append(("for", "rows divided by their norms"))
+    tables = [Table(name, rows)]
+    columns = {"weight": "weight", "standardized_weight": "weight × deviation"}
+    if listed_weights["ordered_by"] == "weight":
+        del columns["standardized_weight"]
+    for of in listed_weights["classes"]:
+        label = "" if of["label"] is None else f"for {of['label']}: "
+        title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0"
+        title += f"; intercept {of['intercept']:.6g}" if of["intercept"] else ""
+        cells = [
             [weight["name"], *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
         ]
-        header = ["feature", "weight", *["of the scaled feature"] * scaled]
-        order = found["weights_for"] or "ordered by size in the source's units"
-        tables.append(Table(f"{title}, {order}", rows, header))
+        tables.append(Table(title, cells, ["feature", *columns.values()]))
     return tables
 
 
