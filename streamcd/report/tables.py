@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import counted, first_of, format_seconds
 from ..core.memory_budget import format_size
-from .scores import CRITERIA, score_text, scores_of
+from .scores import CRITERIA, best_text, scores_of
 
 _MOST_LISTED = 10  # numbers or words in a cell, folds side by side, classes in a confusion
 
@@ -179,7 +179,7 @@ def result_tables(result: Facts) -> list[Table]:
     if result.get("scores"):
         table, folds = score_table(result), result["folds"]
         took = f"{folds['passes']:,} passes, {format_seconds(folds['seconds'])}"
-        tables.append(table._replace(title=f"{table.title}; the folds took {took}"))
+        tables.append(table._replace(title=f"{table.title}; the folds: {took}"))
     elif len(settings) > 1:
         models = []
         for C, l1 in settings:
@@ -213,21 +213,22 @@ def _objectives(facts: Facts) -> list[tuple[str, str]]:
 
 
 def score_table(search: Facts) -> Table:
-    """Show the scores of a search: for each C and λ the mean, and the score of every fold unless they are many."""
-    scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
+    """Show the scores of a search: for each C and λ the means, and the score of every fold unless they are many."""
+    scores, scored_by = scores_of(search), search["scored_by"]
     settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
-    rows = [
-        [
-            *_setting_cells(setting, settings),
-            *(format(score, criterion.form) for score in (of.mean, *of.folds[: len(drawn)])),
-        ]
-        for of, setting in zip(scores, settings, strict=True)
-    ]
-    title = f"{score_text(search)} on {n_folds} folds, best {criterion.best(scores).setting}"
-    return Table(
-        title, rows, [*_setting_header(settings), "mean", *(f"fold {number + 1}" for number in drawn)]
-    )
+    beside = [name for name in CRITERIA if name in scores[0].figures]
+    rows = []
+    for of, setting in zip(scores, settings, strict=True):
+        means = {scored_by: of.mean} | {name: of.figures[name] for name in beside}
+        cells = [format(mean, CRITERIA[name].form) for name, mean in means.items()]
+        if error := of.figures.get("auc_error"):
+            cells[list(means).index("auc")] += f" ± {error:.1g}"
+        folds = (format(of.folds[number], CRITERIA[scored_by].form) for number in drawn)
+        rows.append([*_setting_cells(setting, settings), *cells, *folds])
+    header = [*_setting_header(settings), *(f"mean {name}" for name in (scored_by, *beside))]
+    header += [f"fold {number + 1}" for number in drawn]
+    return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)
 
 
 def _setting_header(each: Sequence[Facts]) -> list[str]:

@@ -150,6 +150,9 @@ def describe_run(path: str | Path) -> dict[str, Any]:
 class _OfFolds(Structure):
     folds: list[float]
     mean: float
+    accuracy: float | None = None
+    auc: float | None = None
+    auc_error: float | None = None
 
 
 class _Scores(Structure):

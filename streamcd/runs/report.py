@@ -15,7 +15,7 @@ from ..models.stored import describe_model, find_model, is_model, load_model, mo
 from ..prediction.evaluate import evaluate
 from ..report.figures import gap_figure, require_matplotlib, search_figure
 from ..report.page import render_page
-from ..report.scores import score_text, scores_of
+from ..report.scores import scores_of
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -72,8 +72,8 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     if scored is not None:
         scores, setting = scores_of(scored), Setting(scored["best_C"], scored["best_l1"])
         best = next(of for of in scores if of.setting == setting)
-        text = f"By {score_text(scored)} of the models trained without a fold on its rows."
-        sections["Search"] = [text, score_table(scored), search_figure(scores, best, score_text(scored))]
+        text = f"By {scored['scored_by']} of the models trained without a fold on its rows."
+        sections["Search"] = [text, score_table(scored), search_figure(scores, best, scored["scored_by"])]
     sections["Training"] = ["No read of the data has ended yet."]
     if histories:
         sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]

@@ -18,7 +18,7 @@ from ..core.memory_budget import require
 from ..core.setting import Setting, cost_name
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import coded_texts
-from ..report.scores import CRITERIA, Scores, score_text, scores_of
+from ..report.scores import CRITERIA, Scores, best_text, scores_of
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Result, TuneResult, relative_gaps
@@ -57,8 +57,8 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
         write_metadata(directory.path / "scores.json", SCORES, scored)
         best = Setting(scored["best_C"], scored["best_l1"])
         mean = next(of.mean for of in scores_of(scored) if of.setting == best)
-        told = f"mean {score_text(scored)} {mean:{CRITERIA[criterion].form}}"
-        session.listener.message(f"best {best}, {told}; training on all rows")
+        told = f"mean {criterion} {mean:{CRITERIA[criterion].form}}"
+        session.listener.message(f"best {best_text(scored)}, {told}; training on all rows")
         result = _train_best(directory, search, best, session)
     figures = asdict(result) | {"run": directory.name}
     lanes = outcome.lanes
@@ -87,18 +87,23 @@ def _score(path: Path, search: ResolvedRun, criterion: str, session: Session) ->
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
     """
     settings = sorted({lane.setting for lane in search.problem.lanes})
-    found, listener = score_folds(path, search, session, criterion), session.listener
-    if error := max((error for _, error in found.values()), default=0.0):
+    models, listener = score_folds(path, search, session, criterion), session.listener
+    if error := max((of["auc_error"] or 0.0 for of in models.values() if criterion == "auc"), default=0.0):
         listener.message(
-            f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
-            "larger --memory"
+            f"auc of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a larger "
+            "--memory"
         )
-    folds, scores, lacking = range(search.problem.n_folds), [], set[int]()
+    scores, lacking = [], set[int]()
     for setting in settings:
-        known = [found.get((setting, fold), (None, 0.0))[0] for fold in folds]
-        lacking |= {fold + 1 for fold in folds if known[fold] is None}
-        own = [score or 0.0 for score in known]
-        scores.append(Scores(setting, own, float(np.mean(own))))
+        folds = [models.get((setting, fold), {}) for fold in range(search.problem.n_folds)]
+        lacking |= {fold + 1 for fold, of in enumerate(folds) if of.get(criterion) is None}
+        by_fold = [of.get(criterion) or 0.0 for of in folds]
+        figures: dict[str, Any] = {"folds": by_fold, "mean": float(np.mean(by_fold))}
+        for name in next(iter(models.values())):
+            known = [score for of in folds if (score := of.get(name)) is not None]
+            if name != criterion and known:
+                figures[name] = float(np.mean(known))
+        scores.append(Scores(setting, by_fold, figures["mean"], figures))
     if lacking:
         listener.warning(
             f"fold {', '.join(map(str, sorted(lacking)))}: no rows, or not of all classes, as {criterion} needs: its score "
@@ -107,7 +112,7 @@ def _score(path: Path, search: ResolvedRun, criterion: str, session: Session) ->
     best = CRITERIA[criterion].best(scores).setting
     several = len({setting.l1 for setting in settings}) > 1
     names = [setting.name if several else cost_name(setting.C) for setting in settings]
-    by_name = {name: {"folds": of.folds, "mean": of.mean} for name, of in zip(names, scores, strict=True)}
+    by_name = {name: of.figures for name, of in zip(names, scores, strict=True)}
     return {"scores": by_name, "best_C": best.C, "best_l1": best.l1}
 
 
