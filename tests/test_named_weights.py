@@ -81,7 +81,7 @@ def test_weights_are_ordered_by_their_product_with_the_deviation_of_the_feature(
     runs = [command_line.run_json("weights", trained / name, "--top", 100) for name in ("run", "plain")]
     orders = []
     for found in runs:
-        assert found["ordered_by"] == "standardized_weight"
+        assert found["ordered_by"] == "|weight × standard deviation of the feature|"
         for of in found["classes"]:
             deviation = columns_of(table, [weight["name"] for weight in of["weights"]]).std(axis=0)
             sizes = [abs(weight["standardized_weight"]) for weight in of["weights"]]
@@ -100,10 +100,10 @@ def test_weights_of_a_model_without_deviations_say_by_what_they_are_ordered(tmp_
     model = Model(np.ones((2, 1)), np.zeros(1), np.array([2.0, 7.0]), np.array([[-1], [1]]), "hinge", 1.0)
     model.save(tmp_path / "m")
     shown = command_line.run("weights", tmp_path / "m").stdout
-    assert "ordered by  |weight|: the model does not have the standard deviations" in shown
+    assert "ordered by  |weight|: the model does not know the standard deviations" in shown
     assert "weight × deviation" not in shown
     (weight, _) = command_line.run_json("weights", tmp_path / "m")["classes"][0]["weights"]
-    assert weight["standardized_weight"] is None
+    assert "standardized_weight" not in weight
 
 
 def test_the_intercept_is_not_among_the_largest_weights(trained) -> None:

@@ -96,11 +96,10 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
     Returns
     -------
     dict
-        ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``normalize`` (weights are for rows divided by their norms
-        where it is "l2"), ``ordered_by`` ("standardized_weight" or "weight") and ``classes``: for each ``label`` (None where
-        numbers are predicted), ``intercept``, ``n_nonzero`` (of the features) and ``weights``, a list of ``{feature, index
-        (as in the source), name, weight, standardized_weight (weight × deviation, None if it is not known)}``. Weights of
-        the smaller of two classes are those of the larger with the other sign.
+        ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``ordered_by`` (in words) and ``classes``: for each ``label``
+        (None where numbers are predicted), ``intercept``, ``n_nonzero`` (of the features) and ``weights``, a list of
+        ``{feature, index (as in the source), name, weight}``, with ``standardized_weight``, weight × deviation, where this
+        is known. Weights of the smaller of two classes are those of the larger with the other sign.
 
     Raises
     ------
@@ -121,16 +120,16 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
     largest = largest_weights(blocks, len(labels), top, deviations)
     feature = largest.row if isinstance(kept, np.ndarray) else kept.feature[largest.row]
     source_weight = largest.weight if scales is None else largest.weight / scales[feature]
-    standardized: list[Any] = [None] * feature.size
-    if deviations is not None:
-        standardized = (largest.weight * deviations[largest.row] + 0.0).tolist()
     fields = {
         "feature": feature.tolist(),
         "index": model.source_indices.of(feature).tolist(),
         "name": model.feature_names(feature),
         "weight": source_weight.tolist(),
-        "standardized_weight": standardized,
     }
+    order = "|weight|: the model does not know the standard deviations of its features"
+    if deviations is not None:
+        order = "|weight × standard deviation of the feature|"
+        fields["standardized_weight"] = (largest.weight * deviations[largest.row] + 0.0).tolist()
     listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     classes = [
         {
@@ -146,8 +145,7 @@ def describe_weights(model: Any, top: int = 20, label: str | None = None) -> dic
         "loss": model.loss,
         "C": model.C,
         "n_features": model.n_features,
-        "normalize": model.scaling.normalize,
-        "ordered_by": "weight" if deviations is None else "standardized_weight",
+        "ordered_by": order + ", of rows divided by their norms" * (model.scaling.normalize != "none"),
         "classes": classes if label is None else [_of_class(model, classes, label)],
     }
 
@@ -165,7 +163,7 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str) -> dict[str
         "label": model.label_numbers()[0],
         "intercept": 0.0 - larger["intercept"],
         "weights": [
-            of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if of[key] is not None}
+            of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if key in of}
             for of in larger["weights"]
         ],
     }

@@ -35,10 +35,6 @@ class Criterion(NamedTuple):
     sign: int  # 1 where the largest mean is best, -1 where the least is
     form: str  # of a score
 
-    def best(self, scores: Sequence[Scores]) -> Scores:
-        """Choose: of equal means the smallest C, and the largest λ."""
-        return max(scores, key=lambda of: (self.sign * of.mean, -of.setting.C, of.setting.l1))
-
 
 CRITERIA = {
     "accuracy": Criterion(1, ".4f"),
@@ -50,11 +46,18 @@ CRITERIA = {
 """Criteria by their names, as `scoring` has them."""
 
 
+def best_of(search: Mapping[str, Any]) -> Scores:
+    """Choose by the means of a search: of equal ones the smallest C, and the largest λ."""
+    sign = CRITERIA[search["scored_by"]].sign
+    return max(scores_of(search), key=lambda of: (sign * of.mean, -of.setting.C, of.setting.l1))
+
+
 def best_text(search: Mapping[str, Any]) -> str:
     """Name the best C and λ of a search, and which of them are the smallest or the largest tried."""
-    scores, ends = scores_of(search), []
-    best = CRITERIA[search["scored_by"]].best(scores).setting
-    for name, value, *tried in zip(best._fields, best, *(of.setting for of in scores), strict=True):
+    best, ends = best_of(search).setting, []
+    for name, value, *tried in zip(
+        best._fields, best, *(of.setting for of in scores_of(search)), strict=True
+    ):
         if min(tried) < max(tried) and value in (min(tried), max(tried)):
             ends.append(f"{'smallest' if value == min(tried) else 'largest'} {name}")
     return f"{best} ({', '.join(ends)} tried)" if ends else str(best)

@@ -220,12 +220,12 @@ def score_table(search: Facts) -> Table:
     beside = [name for name in CRITERIA if name in scores[0].figures]
     rows = []
     for of, setting in zip(scores, settings, strict=True):
-        means = {scored_by: of.mean} | {name: of.figures[name] for name in beside}
-        cells = [format(mean, CRITERIA[name].form) for name, mean in means.items()]
-        if error := of.figures.get("auc_error"):
-            cells[list(means).index("auc")] += f" ± {error:.1g}"
-        folds = (format(of.folds[number], CRITERIA[scored_by].form) for number in drawn)
-        rows.append([*_setting_cells(setting, settings), *cells, *folds])
+        cells = _setting_cells(setting, settings)
+        for name in (scored_by, *beside):
+            error = of.figures["auc_error"] if name == "auc" else 0.0
+            text = format(of.figures.get(name, of.mean), CRITERIA[name].form)
+            cells.append(f"{text} ± {error:.1g}" if error else text)
+        rows.append([*cells, *(format(of.folds[fold], CRITERIA[scored_by].form) for fold in drawn)])
     header = [*_setting_header(settings), *(f"mean {name}" for name in (scored_by, *beside))]
     header += [f"fold {number + 1}" for number in drawn]
     return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)
@@ -354,29 +354,19 @@ def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -
     return [(name, listed(texts))] if texts else []
 
 
-_ORDERS = {
-    "standardized_weight": "|weight × standard deviation of the feature|",
-    "weight": "|weight|: the model does not have the standard deviations of its features",
-}
-
-
 def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
-    rows = [("ordered by", _ORDERS[listed_weights["ordered_by"]])]
-    if listed_weights["normalize"] != "none":
-        rows.append(("for", "rows divided by their norms"))
-    tables = [Table(name, rows)]
+    tables = [Table(name, [("ordered by", listed_weights["ordered_by"])])]
     columns = {"weight": "weight", "standardized_weight": "weight × deviation"}
-    if listed_weights["ordered_by"] == "weight":
-        del columns["standardized_weight"]
     for of in listed_weights["classes"]:
         label = "" if of["label"] is None else f"for {of['label']}: "
-        title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0"
-        title += f"; intercept {of['intercept']:.6g}" if of["intercept"] else ""
-        cells = [
-            [weight["name"], *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
-        ]
-        tables.append(Table(title, cells, ["feature", *columns.values()]))
+        intercept = f"; intercept {of['intercept']:.6g}" if of["intercept"] else ""
+        title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0{intercept}"
+        lines = [["feature", *columns.values()]]
+        for weight in of["weights"]:
+            lines.append([weight["name"], *(f"{weight[key]:.6g}" for key in columns if key in weight)])
+        header, *cells = (line[: len(lines[-1])] for line in lines)
+        tables.append(Table(title, cells, header))
     return tables
 
 

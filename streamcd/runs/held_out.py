@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,11 +38,11 @@ from .problem_options import ProblemOptions
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
-Model = tuple[Setting, int]
-"""The model of a C and λ that was trained without a fold."""
+Scored = tuple[Setting, int, str]
+"""The model of a C and λ that was trained without a fold, and a criterion."""
 
-Figures = tuple[dict[str, np.ndarray], np.ndarray]
-"""What criteria take of held-out rows: figures by name, and for AUC a column of scores for each curve."""
+Figures = dict[str, np.ndarray]
+"""What a criterion takes of held-out rows, by name."""
 
 
 def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> None:
@@ -60,56 +59,52 @@ def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> No
 
 
 def _figures(
-    criteria: Sequence[str],
-    problem: Problem,
-    choice: ClassChoice,
-    data: tuple[np.ndarray, ...],
-    decisions: np.ndarray,
+    criterion: str, problem: Problem, choice: ClassChoice, data: tuple[np.ndarray, ...], decisions: np.ndarray
 ) -> Figures:
-    """Compute what criteria take of rows: of their labels, class indices and decisions."""
+    """Compute what a criterion takes of rows: of their labels, class indices and decisions."""
     label, code = data
-    figures = dict[str, np.ndarray]()
-    scores = np.empty((code.size, 0))
-    if "r2" in criteria:
-        figures |= {"target": label, "predicted": decisions[:, 0]}
-    if "loss" in criteria:
-        figures["loss"] = losses_of(problem.row_loss, label, decisions[:, 0], np.ones(1))
-    if "accuracy" in criteria:
-        figures["accuracy"] = choice.places(decisions) == code
-    if "log_loss" in criteria:
+    if criterion == "r2":
+        return {"target": label, "predicted": decisions[:, 0]}
+    if criterion == "loss":
+        return {"loss": losses_of(problem.row_loss, label, decisions[:, 0], np.ones(1))}
+    if criterion == "accuracy":
+        return {"accuracy": choice.places(decisions) == code}
+    if criterion == "log_loss":
         logarithms = class_log_probabilities(problem.loss, decisions, is_binary=choice.is_binary)
-        figures["log_loss"] = -logarithms[np.arange(code.size), code]
-    if "auc" in criteria:
-        is_binary = len(choice.code) == 2
-        scores = positive_scores(choice, decisions)[:, None] if is_binary else choice.scores(decisions)
-    return figures, scores
+        return {"log_loss": -logarithms[np.arange(code.size), code]}
+    scores = choice.scores(decisions) if len(choice.code) > 2 else positive_scores(choice, decisions)[:, None]
+    return {"code": code, "scores": scores}
 
 
 class _Measure:
-    """Criteria of a model over the rows seen so far; `memory` is for the scores of areas under ROC curves.
+    """A criterion of a model over the rows seen so far; `memory` is for the scores of areas under ROC curves.
 
     The area is that of the larger of two classes, of several the mean of each against the rest.
     """
 
-    def __init__(self, criteria: Sequence[str], curves: Sequence[int], memory: int) -> None:
-        self._criteria, self._means, self._curves = criteria, WeightedMeans(), curves
-        self._areas = [RocArea(memory // len(curves)) for _ in curves]
+    def __init__(self, criterion: str, n_classes: int, memory: int) -> None:
+        self._criterion, self._means = criterion, WeightedMeans()
+        self._classes = [1] if n_classes == 2 else list(range(n_classes))
+        self._areas = [RocArea(memory // n_classes) for _ in self._classes] if criterion == "auc" else []
 
-    def add(self, weight: np.ndarray, code: np.ndarray, taken: Figures) -> None:
-        figures, scores = taken
-        (self._means.add_targets if "target" in figures else self._means.add)(weight, **figures)
-        for column, curve, area in zip(scores.T, self._curves, self._areas, strict=True):
-            area.add(column, code == curve, weight)
+    def add(self, weight: np.ndarray, figures: Figures) -> None:
+        if self._criterion == "r2":
+            self._means.add_targets(weight, **figures)
+        elif self._criterion != "auc":
+            self._means.add(weight, **figures)
+        for number, area in enumerate(self._areas):
+            area.add(figures["scores"][:, number], figures["code"] == self._classes[number], weight)
 
-    def values(self) -> dict[str, float | None]:
-        """Return the score by each criterion, None where it has none; with ``auc`` a bound on its error, ``auc_error``."""
-        scores: dict[str, float | None] = {name: self._means[name] for name in self._criteria}
-        if "r2" in scores:
-            scores["r2"] = self._means.r2()
-        if "auc" in scores:
-            areas = [area for each in self._areas if (area := each.area()) is not None]
-            scores["auc"], scores["auc_error"] = np.mean(areas, axis=0).tolist() if areas else (None, None)
-        return scores
+    def value(self) -> tuple[float | None, float]:
+        """Return the score, None where it has none, and a bound on its error."""
+        if not self._areas:
+            return self._means.r2() if self._criterion == "r2" else self._means[self._criterion], 0.0
+        found = [area for each in self._areas if (area := each.area()) is not None]
+        return (
+            (float(np.mean([a for a, _ in found])), float(np.mean([e for _, e in found])))
+            if found
+            else (None, 0.0)
+        )
 
 
 class _Fold(NamedTuple):
@@ -124,21 +119,20 @@ class _Fold(NamedTuple):
 
 def score_folds(
     path: Path, folds: ResolvedRun, session: Session, criterion: str
-) -> dict[Model, dict[str, float | None]]:
+) -> dict[Scored, tuple[float | None, float]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Returns the scores of the models that rows were held out of: by the criterion, and of two classes by AUC, where its
-    scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
+    Returns the scores of the models that rows were held out of, with bounds on their errors; of two classes by AUC too, if
+    its scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
     """
     dataset, problem, memory = folds.dataset, folds.problem, folds.config.memory
-    groups = [problem.subset(group.lanes) for group in folds.groups]
-    n_vectors = max(lanes.n_lanes for lanes in groups) * problem.lane_vectors
-    criteria, n_classes = [criterion], max(int(problem.classes.size), 1)
+    n_models, n_classes = problem.n_lanes // problem.block_lanes, max(int(problem.classes.size), 1)
+    criteria = [criterion]
     if n_classes == 2:
         criteria.append("accuracy" if criterion == "auc" else "auc")
-    curves = [] if "auc" not in criteria else [1] if n_classes == 2 else list(range(n_classes))
-    n_models = problem.n_lanes // problem.block_lanes
-    least = n_models * len(curves) * LEAST_BYTES
+    groups = [problem.subset(group.lanes) for group in folds.groups]
+    n_vectors = max(lanes.n_lanes for lanes in groups) * problem.lane_vectors
+    least = n_models * n_classes * LEAST_BYTES if "auc" in criteria else 0
     needs = {
         "the client of the URL": dataset.client_bytes,
         "weights": 2 * 8 * problem.n_features * n_vectors,
@@ -149,26 +143,26 @@ def score_folds(
         "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
     }
     left = require(memory, needs, reserved=RUNNING_BYTES) + needs["scores"]
-    areas_bytes = min(max(int(_AREAS_SHARE * memory), least), left) if curves else 0
+    areas_bytes = min(max(int(_AREAS_SHARE * memory), least), left) if least else 0
     if areas_bytes < least:
         session.listener.message(f"no auc: the scores of {n_models:,} models do not fit in the memory")
-        criteria, curves, areas_bytes = [criterion], [], 0
+        criteria, areas_bytes = [criterion], 0
     left -= areas_bytes
     make_room(memory, sum(needs.values()) + areas_bytes)
-    measures: defaultdict[Model, _Measure] = defaultdict(
-        partial(_Measure, criteria, curves, areas_bytes // n_models)
-    )
+    measures: dict[Scored, _Measure] = {}
     for group, lanes in zip(folds.groups, groups, strict=True):
         by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), criteria)
         for chunk, scored in score_chunks(dataset, range(dataset.n_chunks), score_chunk, Threads(count)):
-            for model, weight, code, figures in scored:
-                measures[model].add(weight, code, figures)
+            for key, weight, figures in scored:
+                if key not in measures:
+                    measures[key] = _Measure(key[-1], n_classes, areas_bytes // n_models)
+                measures[key].add(weight, figures)
             done = int(dataset.row_start[chunk + 1])
             session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
-    return {model: measure.values() for model, measure in measures.items()}
+    return {key: measure.value() for key, measure in measures.items()}
 
 
 def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
@@ -192,7 +186,7 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
 
 def _score_chunk(
     folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, criteria: list[str], data: ChunkData
-) -> Iterator[tuple[Model, np.ndarray, np.ndarray, Figures]]:
+) -> Iterator[tuple[Scored, np.ndarray, Figures]]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
     code = np.zeros(data.label.size, np.int64)
     if not folds.problem.has_targets:
@@ -209,5 +203,6 @@ def _score_chunk(
             of_each = np.split(decisions, len(fold.settings), axis=1)
             truth = data.label[mine], code[mine]
             for setting, choice, own in zip(fold.settings, fold.choices, of_each, strict=True):
-                taken = _figures(criteria, folds.problem, choice, truth, own)
-                yield (setting, fold.number), data.weight[mine], code[mine], taken
+                for criterion in criteria:
+                    figures = _figures(criterion, folds.problem, choice, truth, own)
+                    yield (setting, fold.number, criterion), data.weight[mine], figures

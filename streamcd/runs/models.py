@@ -39,18 +39,18 @@ def save_models(
         models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
-    all_deviations = run.dataset.read_deviations()
+    deviations = run.dataset.read_deviations()
     for path, lanes, certificate in models:
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        weights: np.ndarray | SparseWeights | None = _sparse_weights(directory, run, lanes)
-        rows, deviations = None, all_deviations
-        if isinstance(weights, SparseWeights):
-            deviations = deviations[weights.feature]
+        weights: Any = _sparse_weights(directory, run, lanes)
+        rows, own = None, deviations
         if weights is None:  # never read: the rows are written from the state
             weights = np.zeros((run.problem.n_features, last.size))
             rows = _weight_rows(directory, run, lanes, last=False)
+        else:
+            own = deviations[weights.feature]
         encoding = encoding_of(run.dataset, held=False)
-        make_model(run, lanes, certificate, weights, last, encoding, deviations).save(path, rows)
+        make_model(run, lanes, certificate, weights, last, encoding, own).save(path, rows)
     return True
 
 
