@@ -136,8 +136,6 @@ class Model:
         n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
         expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
         expected["indices"] = self.indices is None or self.indices.shape == self.kept_weights.shape[:1]
-        n_rows = self.nonzero_weights.shape[:1]
-        expected["deviations"] = self.deviations is None or self.deviations.shape == n_rows
         expected["code"] = self.code.shape == (self.n_classes, n_vectors)
         expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
         expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())

@@ -112,7 +112,10 @@ def load_model(
             expected += f", found {'no model.json in it' if path.exists() else 'nothing there'}"
         raise ModelError(expected) from None
     try:
-        model = _read(directory, description, read_weights(directory, description), deviations)
+        model = _read(directory, description, read_weights(directory, description))
+        if deviations and (checksum := description.deviations_checksum):
+            n_rows = len(model.nonzero_weights)
+            model.deviations = read_array(directory / "deviations.npy", checksum, n_rows, 1)
     except StreamcdError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -185,9 +188,7 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     )
 
 
-def _read(
-    directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights, has_deviations: bool
-) -> Model:
+def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights) -> Model:
     n_features, stored = description.n_features, description.scaling
     scaling = Scaling()
     if stored is not None:
@@ -197,11 +198,6 @@ def _read(
     indices = None
     if description.indices_checksum:
         indices = read_array(directory / "indices.npy", description.indices_checksum, n_features, 1)
-    deviations = None
-    if has_deviations and description.deviations_checksum:
-        n_rows = weights.feature.size if isinstance(weights, SparseWeights) else n_features
-        path = directory / "deviations.npy"
-        deviations = read_array(path, description.deviations_checksum, n_rows, 1)
     if description.categories_checksum:
         check_file(directory / CATEGORIES_FILE, description.categories_checksum)
     encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
@@ -212,7 +208,7 @@ def _read(
     # fields of the same name in both; `Model` makes the arrays
     same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
     own: dict[str, Any] = {"weights": weights, "code": code, "scaling": scaling, "encoding": encoding}
-    return Model(**own, indices=indices, deviations=deviations, **same)
+    return Model(**own, indices=indices, **same)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -85,7 +85,9 @@ class _Measure:
     def __init__(self, criterion: str, n_classes: int, memory: int) -> None:
         self._criterion, self._means = criterion, WeightedMeans()
         self._classes = [1] if n_classes == 2 else list(range(n_classes))
-        self._areas = [RocArea(memory // n_classes) for _ in self._classes] if criterion == "auc" else []
+        self._areas = (
+            [RocArea(memory // len(self._classes)) for _ in self._classes] if criterion == "auc" else []
+        )
 
     def add(self, weight: np.ndarray, figures: Figures) -> None:
         if self._criterion == "r2":
