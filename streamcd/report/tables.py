@@ -222,7 +222,7 @@ def score_table(search: Facts) -> Table:
     for of, setting in zip(scores, settings, strict=True):
         cells = _setting_cells(setting, settings)
         for name in (scored_by, *beside):
-            error = of.figures["auc_error"] if name == "auc" else 0.0
+            error = name == "auc" and of.figures.get("auc_error")
             text = format(of.figures.get(name, of.mean), CRITERIA[name].form)
             cells.append(f"{text} ± {error:.1g}" if error else text)
         rows.append([*cells, *(format(of.folds[fold], CRITERIA[scored_by].form) for fold in drawn)])

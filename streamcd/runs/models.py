@@ -43,14 +43,13 @@ def save_models(
     for path, lanes, certificate in models:
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
         weights: Any = _sparse_weights(directory, run, lanes)
-        rows, own = None, deviations
+        rows = None
         if weights is None:  # never read: the rows are written from the state
             weights = np.zeros((run.problem.n_features, last.size))
             rows = _weight_rows(directory, run, lanes, last=False)
-        else:
-            own = deviations[weights.feature]
         encoding = encoding_of(run.dataset, held=False)
-        make_model(run, lanes, certificate, weights, last, encoding, own).save(path, rows)
+        of_rows = deviations if rows is not None else deviations[weights.feature]
+        make_model(run, lanes, certificate, weights, last, encoding, of_rows).save(path, rows)
     return True
 
 
