@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -108,6 +109,41 @@ def test_scores_are_scikit_learns_of_exact_optima_on_the_rows_held_out(
     assert result.best_C == COSTS[int(np.argmax(means))]
 
 
+def test_a_search_without_costs_tries_four_and_names_its_criterion_with_auc_beside_accuracy(tmp_path) -> None:
+    data = convert("two", tmp_path / "data")
+    shown = command_line.run("tune", data.path, tmp_path / "run", "--loss", "log_loss").stdout
+    result = streamcd.tune(data, tmp_path / "again", loss="log_loss")
+    assert [*result.scores] == ["0.01", "0.1", "1", "10"]
+    title, header, *rows = shown[shown.index("accuracy on 3 folds") :].splitlines()
+    assert " ".join(header.split()) == "C mean accuracy mean auc fold 1 fold 2 fold 3"
+    for row, (C, of) in zip(rows, result.scores.items(), strict=True):
+        assert row.split()[:3] == [C, f"{of['mean']:.4f}", f"{of['auc']:.4f}"]
+        assert of["auc_error"] == 0.0
+    ends = {0.01: " (smallest C tried)", 10.0: " (largest C tried)"}
+    assert title.startswith(f"accuracy on 3 folds, best C = {result.best_C:g}{ends.get(result.best_C, '')}; ")
+    assert command_line.run_json("info", tmp_path / "run")["scores"] == result.scores
+    by_auc = streamcd.tune(data, tmp_path / "auc", loss="log_loss", scoring="auc")
+    for C, of in result.scores.items():
+        assert by_auc.scores[C]["mean"] == pytest.approx(of["auc"], rel=1e-12)
+        assert by_auc.scores[C]["accuracy"] == pytest.approx(of["mean"], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["three", "numbers"])
+def test_auc_is_beside_the_criterion_of_two_classes_alone(kind: str, tmp_path: Path) -> None:
+    result = streamcd.tune(convert(kind, tmp_path / "data"), tmp_path / "run", C=[1.0])
+    assert [*result.scores["1"]] == ["folds", "mean"]
+
+
+def test_auc_is_left_out_where_its_scores_do_not_fit_beside_accuracy(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("streamcd.runs.held_out.LEAST_BYTES", 10**9)
+    data, heard = convert("two", tmp_path / "data"), Heard()
+    result = streamcd.tune(data, tmp_path / "run", C=[1.0], listener=heard)
+    assert [*result.scores["1"]] == ["folds", "mean"]
+    assert "no auc: the scores of 3 models do not fit in the memory" in heard.messages
+    with pytest.raises(StreamcdError, match="scores"):
+        streamcd.tune(data, tmp_path / "auc", C=[1.0], scoring="auc")
+
+
 def fit(model: Any, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Any:
     if not isinstance(model, OneVsRestClassifier):
         return model.fit(x, y, sample_weight=weight)
@@ -133,6 +169,8 @@ def test_areas_of_scores_beyond_the_memory_are_told_with_the_bound_on_their_erro
     bound = float(re.search(r"±(\S+):", told)[1])  # type: ignore[index]
     assert exact != binned
     assert np.abs(np.subtract(exact, binned)).max() <= 1.05 * bound < 0.05
+    shown = command_line.run("info", tmp_path / "binned").stdout
+    assert re.search(r"\n +1 +0\.\d{4} ± 0\.0\d+ ", shown)
 
 
 def test_values_of_C_that_agree_in_six_digits_have_scores_of_their_own(tmp_path) -> None:

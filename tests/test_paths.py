@@ -14,7 +14,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train, tune
-from streamcd.core.errors import BudgetError, ModelError, UsageError
+from streamcd.core.errors import BudgetError, ModelError
 from streamcd.runs import lane_groups
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
@@ -197,8 +197,9 @@ def test_a_search_over_l1_alone_needs_no_c(tmp_path: Path) -> None:
     assert found["best_l1"] in (0.1, 1.0, 10.0)
     assert command_line.run_json("info", tmp_path / "run")["best_l1"] == found["best_l1"]
     command_line.run_json("report", tmp_path / "run", "-o", tmp_path / "page.html")
-    with pytest.raises(UsageError, match="C: expected the values to try"):
-        tune(data, tmp_path / "other", penalty="l1", l1=1.0)
+    shown = command_line.run("info", tmp_path / "run").stdout
+    ends = {0.1: " (smallest l1 tried)", 1.0: "", 10.0: " (largest l1 tried)"}[found["best_l1"]]
+    assert f"best C = 1, l1 = {found['best_l1']:g}{ends}\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,8 @@ def test_a_model_saved_over_a_scaled_one_keeps_nothing_of_it(train_text: Path, t
     streamcd.train(made, tmp_path / "run", memory="400MB").model.save(tmp_path / "model")
     streamcd.train(plain, tmp_path / "other", memory="400MB", max_passes=2).model.save(tmp_path / "model")
     assert not streamcd.load_model(tmp_path / "model").scaling.changes_values
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "weights.npy"]
+    names = ["deviations.npy", "model.json", "weights.npy"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == names
 
 
 # ---------------------------------------------------------------------------------------------------------------------

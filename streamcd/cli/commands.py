@@ -378,8 +378,8 @@ def weights(
     """List the largest weights of a model by class, with their features. They are in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
-    the signs. Those of scaled features (convert --scale), by whose size they are ordered, stand beside them: these can be
-    compared with each other.
+    the signs. They are ordered by their product with the standard deviation of the feature in the training rows, whatever
+    its unit; it stands beside them.
 
     \b
     Example:
@@ -390,7 +390,7 @@ def weights(
 
     used, name, said = asked_model(model, checkpoint, given, listener)
     found = list_weights(used, top, label, **given)
-    return found | said, *class_weights_tables(name, found)
+    return found | said, *class_weights_tables(f"weights of {name}", found)
 
 
 @cli.command()

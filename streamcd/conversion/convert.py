@@ -124,7 +124,7 @@ def load_like(path: Location) -> Like:
         from ..models.stored import load_model, models_of_path  # needed for this only
 
         # of a path over C, whose models are encoded alike
-        found = load_model(next(iter(models_of_path(path).values()), path))
+        found = load_model(next(iter(models_of_path(path).values()), path), deviations=False)
         scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
     names = tuple(found.class_names or ())
     return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)

@@ -101,13 +101,6 @@ class Scaling:
         given += [f"--normalize {self.normalize}"] if self.normalize != "none" else []
         return " ".join(given) or "no scaling"
 
-    def describe_weights(self) -> str:
-        """Describe what the weights of a model are for; nothing where values are not transformed."""
-        rows = " of rows divided by their norms" if self.normalize != "none" else ""
-        if self.scale == "none":
-            return f"for values{rows}" if rows else ""
-        return f"in the source's units, ordered by those of the scaled features (--scale {self.scale}){rows and ',' + rows}"
-
     def apply(
         self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, n_features: int
     ) -> np.ndarray:

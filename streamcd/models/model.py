@@ -83,6 +83,9 @@ class Model:
     indices : ndarray of int64, shape (n_features,), or None
         Index of every feature in the source, where the training dataset numbers those that occur (``convert --compact``);
         None where they are numbered from `index_base` on.
+    deviations : ndarray of float64, shape (n_features,), or None
+        Standard deviations of the features over the training rows, as these were scaled, for `nonzero_weights`; None where
+        they are not known: after a fit to arrays, of LIBLINEAR's text.
 
     Examples
     --------
@@ -116,6 +119,7 @@ class Model:
     encoding: Encoding | None = None
     parameter: float | None = None
     indices: np.ndarray | None = None
+    deviations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.kept_weights: np.ndarray | SparseWeights
@@ -440,7 +444,10 @@ class Model:
         """
         weights: Any = self.kept_weights if rows is not None else sparse_if_worth(self.kept_weights)
         arrays: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]] = {}
+        deviations = self.deviations
         if isinstance(weights, SparseWeights):
+            if deviations is not None and weights is not self.kept_weights:
+                deviations = deviations[weights.feature]
             arrays["support.npy"] = weights.feature.shape, (weights.feature,)
             weights = weights.value
         arrays["weights.npy"] = weights.shape, (weights,) if rows is None else rows
@@ -448,6 +455,8 @@ class Model:
             arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
         if self.indices is not None:
             arrays["indices.npy"] = self.indices.shape, (self.indices,)
+        if deviations is not None:
+            arrays["deviations.npy"] = deviations.shape, (deviations,)
         write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
 
     def _description(self) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class ModelFile(Structure, kw_only=True):
     weights_checksum: str
     support_checksum: str = ""  # of ``support.npy``, where weights that are not 0 are stored alone
     indices_checksum: str = ""  # of ``indices.npy``, where the features have any indices in the source
+    deviations_checksum: str = ""  # of ``deviations.npy``, where those of the training rows are known
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -75,6 +76,16 @@ def number_text(label: float, label_kind: str) -> str:
     """Format a label that is a number as in the source: integers without a decimal point."""
     return str(int(label)) if label_kind == "integer" else repr(float(label))
 
+
+MODEL_FILES = {
+    "weights.npy",
+    "support.npy",
+    "scaling.npy",
+    "indices.npy",
+    "deviations.npy",
+    CATEGORIES_FILE,
+}
+"""Files of a model beside ``model.json``, of which any but the first may be absent."""
 
 STORED_FIELDS = [
     name
@@ -108,15 +119,14 @@ def write_model(
         if encoding is not None and categories:
             encoding.save(files[CATEGORIES_FILE])
         checksums = {name: file_checksum(files[name]) for name in names[:-1]}
-        description["weights_checksum"] = checksums["weights.npy"]
-        description["support_checksum"] = checksums.get("support.npy", "")
-        description["indices_checksum"] = checksums.get("indices.npy", "")
+        for name in ("weights", "support", "indices", "deviations"):
+            description[f"{name}_checksum"] = checksums.get(f"{name}.npy", "")
         description["categories_checksum"] = checksums.get(CATEGORIES_FILE, "")
         if "scaling.npy" in arrays:
             description["scaling"]["checksum"] = checksums["scaling.npy"]
         files["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
     # files of the model that was here before
-    for name in {"scaling.npy", "support.npy", "indices.npy", CATEGORIES_FILE}.difference(names):
+    for name in MODEL_FILES.difference(names):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -38,39 +38,52 @@ def weight_blocks(
 
 
 class LargestWeights(NamedTuple):
-    """Weights of the largest magnitude of every column, by column and descending; `n_nonzero` is of all, by column."""
+    """The largest weights of every column, by column and descending; `n_nonzero` is of all, by column."""
 
     column: np.ndarray
-    feature: np.ndarray
+    row: np.ndarray
     weight: np.ndarray
     n_nonzero: np.ndarray
 
 
-def largest_weights(blocks: Iterable[tuple[int, np.ndarray]], n_columns: int, most: int) -> LargestWeights:
-    """Find at most so many weights of every column that are not 0; of equal ones the first features'."""
-    column, feature, weight = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    least, n_nonzero = np.zeros(n_columns), np.zeros(n_columns, np.int64)
+def largest_weights(
+    blocks: Iterable[tuple[int, np.ndarray]],
+    n_columns: int,
+    most: int,
+    factors: np.ndarray | None = None,
+) -> LargestWeights:
+    """Find at most so many weights of every column that are not 0, the largest by size, or by size times their row's factor.
+
+    Of equal ones those of the first rows come first.
+    """
+    column, row, weight, size = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
+    least, n_nonzero = np.full(n_columns, -1.0), np.zeros(n_columns, np.int64)
     for start, block in blocks:
         n_nonzero += np.count_nonzero(block, axis=0)
-        rows, columns = np.nonzero(np.abs(block) > least)
+        sizes = np.abs(block)
+        if factors is not None:
+            sizes *= factors[start : start + len(block), np.newaxis]
+        rows, columns = np.nonzero((block != 0.0) & (sizes > least))
         column = np.concatenate([column, columns])
-        feature = np.concatenate([feature, rows + start])
+        row = np.concatenate([row, rows + start])
         weight = np.concatenate([weight, block[rows, columns]])
-        order = np.lexsort((feature, -np.abs(weight), column))
+        size = np.concatenate([size, sizes[rows, columns]])
+        order = np.lexsort((row, -size, column))
         first = np.searchsorted(column[order], np.arange(n_columns))
         kept = order[np.arange(order.size) - first[column[order]] < most]
-        column, feature, weight = column[kept], feature[kept], weight[kept]
+        column, row, weight, size = column[kept], row[kept], weight[kept], size[kept]
         ends = np.cumsum(np.bincount(column, minlength=n_columns))
         full = (np.diff(ends, prepend=0) == most) & (most > 0)
-        least[full] = np.abs(weight[ends[full] - 1])
-    return LargestWeights(column, feature, weight, n_nonzero)
+        least[full] = size[ends[full] - 1]
+    return LargestWeights(column, row, weight, n_nonzero)
 
 
 def describe_weights(model: Any, top: int = 20, label: str | float | None = None) -> dict[str, Any]:
-    """List the weights of the largest magnitude for every class, in the source's units.
+    """List the largest weights for every class, in the source's units.
 
-    Of scaled features the largest are those of the largest product with the feature's divisor (``convert --scale``): the
-    weights that were trained, which can be compared with each other where the source's units differ.
+    The largest are those of the largest product with the standard deviation of the feature's values in the training rows:
+    how far decisions vary by the feature, whatever its unit. Models without deviations, of LIBLINEAR's text or fitted to
+    arrays, have their weights by size.
 
     Parameters
     ----------
@@ -83,10 +96,10 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     Returns
     -------
     dict
-        ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``weights_for`` (the values that they are for, in words), and
-        ``classes``: for each ``label`` (None where numbers are predicted), ``intercept``, ``n_nonzero`` and ``weights``, a
-        list of ``{feature, index (as in the source), name, weight}``, of scaled features with ``scaled_weight``. Weights of
-        the smaller of two classes are those of the larger with the other sign.
+        ``kind`` ("weights"), ``loss``, ``C``, ``n_features``, ``ordered_by`` (in words) and ``classes``: for each ``label``
+        (None where numbers are predicted), ``intercept``, ``n_nonzero`` (of the features) and ``weights``, a list of
+        ``{feature, index (as in the source), name, weight}``, with ``standardized_weight``, weight × deviation, where this
+        is known. Weights of the smaller of two classes are those of the larger with the other sign.
 
     Raises
     ------
@@ -95,31 +108,35 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     """
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
-    scales, columns = model.scaling.scales, None  # by which classes' weights are made of vectors
+    columns = None  # by which classes' weights are made of vectors
     labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
     if model.is_binary:
         labels = labels[1:]
     elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.choice.one_vector_per_class):
         columns = model.choice.score_code()
     intercept = model.intercept if columns is None else model.intercept @ columns
-    found = largest_weights(weight_blocks(model.kept_weights, columns=columns), len(labels), top)
-    divisors = np.ones(found.feature.size) if scales is None else scales[found.feature]
-    names, index = model.feature_names(found.feature), model.source_indices.of(found.feature)
+    kept, deviations, scales = model.kept_weights, model.deviations, model.scaling.scales
+    blocks = weight_blocks(model.nonzero_weights, columns=columns)
+    largest = largest_weights(blocks, len(labels), top, deviations)
+    feature = largest.row if isinstance(kept, np.ndarray) else kept.feature[largest.row]
+    source_weight = largest.weight if scales is None else largest.weight / scales[feature]
+    fields = {
+        "feature": feature.tolist(),
+        "index": model.source_indices.of(feature).tolist(),
+        "name": model.feature_names(feature),
+        "weight": source_weight.tolist(),
+    }
+    order = "|weight|: the model does not know the standard deviations of its features"
+    if deviations is not None:
+        order = "|weight × standard deviation of the feature|"
+        fields["standardized_weight"] = (largest.weight * deviations[largest.row] + 0.0).tolist()
+    listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     classes = [
         {
             "label": of,
             "intercept": float(intercept[column]),
-            "n_nonzero": int(found.n_nonzero[column]),
-            "weights": [
-                {
-                    "feature": int(found.feature[k]),
-                    "index": int(index[k]),
-                    "name": names[k],
-                    "weight": float(found.weight[k] / divisors[k]),
-                    **({} if scales is None else {"scaled_weight": float(found.weight[k])}),
-                }
-                for k in np.flatnonzero(found.column == column).tolist()
-            ],
+            "n_nonzero": int(largest.n_nonzero[column]),
+            "weights": [listed[k] for k in np.flatnonzero(largest.column == column).tolist()],
         }
         for column, of in enumerate(labels)
     ]
@@ -128,7 +145,7 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
         "loss": model.loss,
         "C": model.C,
         "n_features": model.n_features,
-        "weights_for": model.scaling.describe_weights(),
+        "ordered_by": order + ", of rows divided by their norms" * (model.scaling.normalize != "none"),
         "classes": classes if label is None else [_of_class(model, classes, label)],
     }
 
@@ -146,7 +163,7 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> 
         "label": model.label_numbers()[0],
         "intercept": 0.0 - larger["intercept"],
         "weights": [
-            of | {key: -of[key] for key in ("weight", "scaled_weight") if key in of}
+            of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if key in of}
             for of in larger["weights"]
         ],
     }

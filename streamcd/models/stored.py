@@ -21,11 +21,17 @@ from ..dataset.source_features import Scaling
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
-from .model_file import MODEL, STORED_FIELDS, ModelFile, check_file, read_array, read_weights
+from .model_file import (
+    MODEL,
+    MODEL_FILES,
+    STORED_FIELDS,
+    ModelFile,
+    check_file,
+    read_array,
+    read_weights,
+)
 from .named_weights import describe_support, describe_weights, vector_labels
 from .sparse_weights import SparseWeights
-
-_FILES = ("weights.npy", "support.npy", "scaling.npy", "indices.npy", CATEGORIES_FILE)
 
 
 def path_directory(model_path: Path, setting: Setting) -> Path:
@@ -51,6 +57,7 @@ def load_model(
     *,
     l1: float | None = None,
     memory: int | str | None = None,
+    deviations: bool = True,
 ) -> Model:
     """Read a model, or the model of a run.
 
@@ -64,6 +71,8 @@ def load_model(
         λ of the wanted model, likewise.
     memory : int or str, optional
         Bound on the process's resident memory.
+    deviations : bool
+        Read the standard deviations of the features, which predictions do without.
 
     Returns
     -------
@@ -86,7 +95,8 @@ def load_model(
     path = local_path(path, "a run or a model")
     directory = find_model(path, C, l1)
     if memory is not None and (directory / "weights.npy").exists():
-        files = [directory / name for name in _FILES]
+        names = MODEL_FILES if deviations else MODEL_FILES - {"deviations.npy"}
+        files = [directory / name for name in names]
         require(
             parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
         )
@@ -107,6 +117,9 @@ def load_model(
         raise ModelError(expected) from None
     try:
         model = _read(directory, description, read_weights(directory, description))
+        if deviations and (checksum := description.deviations_checksum):
+            n_rows = len(model.nonzero_weights)
+            model.deviations = read_array(directory / "deviations.npy", checksum, n_rows, 1)
     except StreamcdError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -124,7 +137,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
     """Check if a directory is empty but for files that a killed `Model.save` may leave."""
-    left = {*_FILES, *(f"{name}.partial" for name in (*_FILES, "model.json"))}
+    left = MODEL_FILES.union(f"{name}.partial" for name in (*MODEL_FILES, "model.json"))
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
 
 

@@ -176,7 +176,7 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     >>> found["n_rows"], found["accuracy"] > 0.9, found["labels"]
     (2000, True, [-1, 1])
     """
-    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
+    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
     listener = asked.listener or Listener()
     scoring = Scoring(data, model, Means.of(asked), compared=True)
     evaluation = _Evaluation(model, RocArea(scoring.plan.left))

@@ -94,7 +94,7 @@ def predict(
         place = local_path(out, "predictions")
         check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
     budget = parse_size(asked.memory)
-    model = load_model(model, asked.C, l1=asked.l1, memory=budget)
+    model = load_model(model, asked.C, l1=asked.l1, memory=budget, deviations=False)
     if asked.proba:
         model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None

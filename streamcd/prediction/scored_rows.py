@@ -198,7 +198,7 @@ class Scoring:
 
 @lru_cache(maxsize=1)
 def _shared_model(directory: Path) -> Model:
-    return load_model(directory / "model")
+    return load_model(directory / "model", deviations=False)
 
 
 def _score_part(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import counted, first_of, format_seconds
 from ..core.memory_budget import format_size
-from .scores import CRITERIA, score_text, scores_of
+from .scores import CRITERIA, best_text, scores_of
 
 _MOST_LISTED = 10  # numbers or words in a cell, folds side by side, classes in a confusion
 
@@ -186,7 +186,7 @@ def result_tables(result: Facts) -> list[Table]:
     if result.get("scores"):
         table, folds = score_table(result), result["folds"]
         took = f"{folds['passes']:,} passes, {format_seconds(folds['seconds'])}"
-        tables.append(table._replace(title=f"{table.title}; the folds took {took}"))
+        tables.append(table._replace(title=f"{table.title}; the folds: {took}"))
     elif len(settings) > 1:
         models = []
         for C, l1 in settings:
@@ -220,21 +220,22 @@ def _objectives(facts: Facts) -> list[tuple[str, str]]:
 
 
 def score_table(search: Facts) -> Table:
-    """Show the scores of a search: for each C and λ the mean, and the score of every fold unless they are many."""
-    scores, criterion = scores_of(search), CRITERIA[search["scored_by"]]
+    """Show the scores of a search: for each C and λ the means, and the score of every fold unless they are many."""
+    scores, scored_by = scores_of(search), search["scored_by"]
     settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
-    rows = [
-        [
-            *_setting_cells(setting, settings),
-            *(format(score, criterion.form) for score in (of.mean, *of.folds[: len(drawn)])),
-        ]
-        for of, setting in zip(scores, settings, strict=True)
-    ]
-    title = f"{score_text(search)} on {n_folds} folds, best {criterion.best(scores).setting}"
-    return Table(
-        title, rows, [*_setting_header(settings), "mean", *(f"fold {number + 1}" for number in drawn)]
-    )
+    beside = [name for name in CRITERIA if name in scores[0].figures]
+    rows = []
+    for of, setting in zip(scores, settings, strict=True):
+        cells = _setting_cells(setting, settings)
+        for name in (scored_by, *beside):
+            error = name == "auc" and of.figures.get("auc_error")
+            text = format(of.figures.get(name, of.mean), CRITERIA[name].form)
+            cells.append(f"{text} ± {error:.1g}" if error else text)
+        rows.append([*cells, *(format(of.folds[fold], CRITERIA[scored_by].form) for fold in drawn)])
+    header = [*_setting_header(settings), *(f"mean {name}" for name in (scored_by, *beside))]
+    header += [f"fold {number + 1}" for number in drawn]
+    return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)
 
 
 def _setting_header(each: Sequence[Facts]) -> list[str]:
@@ -369,21 +370,19 @@ def _feature(weight: Facts) -> str:
     return name if name == f"feature {weight['index']}" else repr(name)
 
 
-def class_weights_tables(name: str, found: Facts) -> list[Table]:
+def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
-    tables = []
-    for of in found["classes"]:
-        least = f"the largest {len(of['weights']):,} of {of['n_nonzero']:,} weights that are not 0"
-        title = f"{name}{'' if of['label'] is None else ', for ' + str(of['label'])}: {least}"
-        scaled = any("scaled_weight" in weight for weight in of["weights"])
-        columns = ["weight", *["scaled_weight"] * scaled]
-        rows = [["(intercept)", f"{of['intercept']:.6g}", *[""] * scaled]] if of["intercept"] else []
-        rows += [
-            [_feature(weight), *(f"{weight[column]:.6g}" for column in columns)] for weight in of["weights"]
-        ]
-        header = ["feature", "weight", *["of the scaled feature"] * scaled]
-        order = found["weights_for"] or "ordered by size in the source's units"
-        tables.append(Table(f"{title}, {order}", rows, header))
+    tables = [Table(name, [("ordered by", listed_weights["ordered_by"])])]
+    columns = {"weight": "weight", "standardized_weight": "weight × deviation"}
+    for of in listed_weights["classes"]:
+        label = "" if of["label"] is None else f"for {of['label']}: "
+        intercept = f"; intercept {of['intercept']:.6g}" if of["intercept"] else ""
+        title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0{intercept}"
+        lines = [["feature", *columns.values()]]
+        for weight in of["weights"]:
+            lines.append([_feature(weight), *(f"{weight[key]:.6g}" for key in columns if key in weight)])
+        header, *cells = (line[: len(lines[-1])] for line in lines)
+        tables.append(Table(title, cells, header))
     return tables
 
 

@@ -90,7 +90,8 @@ def load_checkpoint(
     if resolved.centre is not None:
         w[-1] = resolved.centre.stored_bias(w, resolved.problem.bias)
     certificate, encoding = _certificate(state, resolved.problem.scale), encoding_of(resolved.dataset)
-    return make_model(resolved, lanes, certificate, w[:-1], w[-1], encoding)
+    deviations = resolved.dataset.read_deviations()
+    return make_model(resolved, lanes, certificate, w[:-1], w[-1], encoding, deviations)
 
 
 def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:
@@ -115,7 +116,7 @@ def _read_part(
         vectors = (own.n_features + 1) * own.lane_vectors
         needs = {
             "weights of a checkpoint": 2 * 8 * vectors * len(group.lanes),
-            "the model": 8 * vectors * len(lanes),
+            "the model": 8 * (vectors * len(lanes) + own.n_features),
         }
         require(parse_size(memory), needs)
     arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])

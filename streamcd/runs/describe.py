@@ -159,6 +159,9 @@ def describe_run(path: str | Path) -> dict[str, Any]:
 class _OfFolds(Structure):
     folds: list[float]
     mean: float
+    accuracy: float = 0.0
+    auc: float = 0.0
+    auc_error: float = 0.0
 
 
 class _Scores(Structure):

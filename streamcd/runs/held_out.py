@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -39,8 +38,8 @@ from .problem_options import ProblemOptions
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
-Model = tuple[Setting, int]
-"""The model of a C and λ that was trained without a fold."""
+Scored = tuple[Setting, int, str]
+"""The model of a C and λ that was trained without a fold, and a criterion."""
 
 Figures = dict[str, np.ndarray]
 """What a criterion takes of held-out rows, by name."""
@@ -86,7 +85,9 @@ class _Measure:
     def __init__(self, criterion: str, n_classes: int, memory: int) -> None:
         self._criterion, self._means = criterion, WeightedMeans()
         self._classes = [1] if n_classes == 2 else list(range(n_classes))
-        self._areas = [RocArea(memory // n_classes) for _ in self._classes] if criterion == "auc" else []
+        self._areas = (
+            [RocArea(memory // len(self._classes)) for _ in self._classes] if criterion == "auc" else []
+        )
 
     def add(self, weight: np.ndarray, figures: Figures) -> None:
         if self._criterion == "r2":
@@ -120,41 +121,50 @@ class _Fold(NamedTuple):
 
 def score_folds(
     path: Path, folds: ResolvedRun, session: Session, criterion: str
-) -> dict[Model, tuple[float | None, float]]:
+) -> dict[Scored, tuple[float | None, float]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Returns the scores of the models that rows were held out of, with bounds on their errors. Threads score blocks of rows.
+    Returns the scores of the models that rows were held out of, with bounds on their errors; of two classes by AUC too, if
+    its scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
     """
     dataset, problem, memory = folds.dataset, folds.problem, folds.config.memory
     n_models, n_classes = problem.n_lanes // problem.block_lanes, max(int(problem.classes.size), 1)
-    least = n_models * n_classes * LEAST_BYTES if criterion == "auc" else 0
-    areas_bytes = max(int(_AREAS_SHARE * memory), least) if least else 0
-    measures: defaultdict[Model, _Measure] = defaultdict(
-        partial(_Measure, criterion, n_classes, areas_bytes // n_models)
-    )
-    for group in folds.groups:
-        lanes = problem.subset(group.lanes)
+    criteria = [criterion]
+    if n_classes == 2:
+        criteria.append("accuracy" if criterion == "auc" else "auc")
+    groups = [problem.subset(group.lanes) for group in folds.groups]
+    n_vectors = max(lanes.n_lanes for lanes in groups) * problem.lane_vectors
+    least = n_models * n_classes * LEAST_BYTES if "auc" in criteria else 0
+    needs = {
+        "the client of the URL": dataset.client_bytes,
+        "weights": 2 * 8 * problem.n_features * n_vectors,
+        "one chunk": chunk_bytes(dataset),
+        "decisions": 2 * _BYTES,
+        "scores": least if criterion == "auc" else 0,
+        "folds of rows": dataset.held_bytes,
+        "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
+    }
+    left = require(memory, needs, reserved=RUNNING_BYTES) + needs["scores"]
+    areas_bytes = min(max(int(_AREAS_SHARE * memory), least), left) if least else 0
+    if areas_bytes < least:
+        session.listener.message(f"no auc: the scores of {n_models:,} models do not fit in the memory")
+        criteria, areas_bytes = [criterion], 0
+    left -= areas_bytes
+    make_room(memory, sum(needs.values()) + areas_bytes)
+    measures: dict[Scored, _Measure] = {}
+    for group, lanes in zip(folds.groups, groups, strict=True):
         by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
-        needs = {
-            "the client of the URL": dataset.client_bytes,
-            "weights": 2 * sum(fold.weights.nbytes for fold in by_fold),
-            "one chunk": chunk_bytes(dataset),
-            "decisions": 2 * _BYTES,
-            "scores": areas_bytes,
-            "folds of rows": dataset.held_bytes,
-            "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
-        }
-        left = require(memory, needs, reserved=RUNNING_BYTES)
-        make_room(memory, sum(needs.values()))
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
-        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), criterion)
+        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), criteria)
         for chunk, scored in score_chunks(dataset, range(dataset.n_chunks), score_chunk, Threads(count)):
-            for model, weight, figures in scored:
-                measures[model].add(weight, figures)
+            for key, weight, figures in scored:
+                if key not in measures:
+                    measures[key] = _Measure(key[-1], n_classes, areas_bytes // n_models)
+                measures[key].add(weight, figures)
             done = int(dataset.row_start[chunk + 1])
             session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
-    return {model: measure.value() for model, measure in measures.items()}
+    return {key: measure.value() for key, measure in measures.items()}
 
 
 def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
@@ -177,8 +187,8 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
 
 
 def _score_chunk(
-    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, criterion: str, data: ChunkData
-) -> Iterator[tuple[Model, np.ndarray, Figures]]:
+    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, criteria: list[str], data: ChunkData
+) -> Iterator[tuple[Scored, np.ndarray, Figures]]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
     code = np.zeros(data.label.size, np.int64)
     if not folds.problem.has_targets:
@@ -195,5 +205,6 @@ def _score_chunk(
             of_each = np.split(decisions, len(fold.settings), axis=1)
             truth = data.label[mine], code[mine]
             for setting, choice, own in zip(fold.settings, fold.choices, of_each, strict=True):
-                figures = _figures(criterion, folds.problem, choice, truth, own)
-                yield (setting, fold.number), data.weight[mine], figures
+                for criterion in criteria:
+                    figures = _figures(criterion, folds.problem, choice, truth, own)
+                    yield (setting, fold.number, criterion), data.weight[mine], figures

@@ -39,16 +39,17 @@ def save_models(
         models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False
+    deviations = run.dataset.read_deviations()
     for path, lanes, certificate in models:
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        weights: np.ndarray | SparseWeights | None = _sparse_weights(directory, run, lanes)
+        weights: Any = _sparse_weights(directory, run, lanes)
         rows = None
         if weights is None:  # never read: the rows are written from the state
             weights = np.zeros((run.problem.n_features, last.size))
             rows = _weight_rows(directory, run, lanes, last=False)
-        make_model(run, lanes, certificate, weights, last, encoding_of(run.dataset, held=False)).save(
-            path, rows
-        )
+        encoding = encoding_of(run.dataset, held=False)
+        of_rows = deviations if rows is not None else deviations[weights.feature]
+        make_model(run, lanes, certificate, weights, last, encoding, of_rows).save(path, rows)
     return True
 
 
@@ -88,6 +89,7 @@ def make_model(
     weights: Any,  # an array, or `SparseWeights`
     bias_weight: np.ndarray,
     encoding: Encoding | None,
+    deviations: np.ndarray | None = None,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset
@@ -117,6 +119,7 @@ def make_model(
         encoding=encoding,
         parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
         indices=indices_of(dataset).kept,
+        deviations=deviations,
     )
 
 

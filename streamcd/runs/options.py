@@ -209,11 +209,10 @@ class TuneOptions(TrainOptions):
 
     C: Any = option(
         None,
-        "The costs to try, separated by commas: 0.01,0.1,1,10; in Python a sequence. It may be left out where several "
-        "values of `l1` are tried.",
+        "The costs to try, separated by commas; in Python a sequence.",
         kind="sequence of float",
         flags="-C -c --C",
-        default_is="1 with several values of l1, else it has to be given",
+        default_is="0.01,0.1,1,10; 1 with several values of l1",
     )
     cv: int = option(
         5,
@@ -245,9 +244,7 @@ class TuneOptions(TrainOptions):
             self._set(C=1.0)
         super().__post_init__()
         if has_none and len(self.strengths[0]) == 1:
-            raise UsageError(
-                "C: expected the values to try, such as 0.01,0.1,1,10, or several of l1, found none"
-            )
+            self._set(C=(0.01, 0.1, 1.0, 10.0))
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
         self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))

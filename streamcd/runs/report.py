@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..core.files import begins_with, check_output, write_file
 from ..core.options import ModelOptions, takes
-from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
 from ..models.named_weights import describe_weights
@@ -15,7 +14,7 @@ from ..models.stored import describe_model, find_model, is_model, load_model, mo
 from ..prediction.evaluate import evaluate
 from ..report.figures import gap_figure, require_matplotlib, search_figure
 from ..report.page import render_page
-from ..report.scores import score_text, scores_of
+from ..report.scores import best_of, scores_of
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -70,10 +69,9 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
         name = asked.data.path if isinstance(asked.data, Dataset) else asked.data
         sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
     if scored is not None:
-        scores, setting = scores_of(scored), Setting(scored["best_C"], scored["best_l1"])
-        best = next(of for of in scores if of.setting == setting)
-        text = f"By {score_text(scored)} of the models trained without a fold on its rows."
-        sections["Search"] = [text, score_table(scored), search_figure(scores, best, score_text(scored))]
+        figure = search_figure(scores_of(scored), best_of(scored), scored["scored_by"])
+        text = f"By {scored['scored_by']} of the models trained without a fold on its rows."
+        sections["Search"] = [text, score_table(scored), figure]
     sections["Training"] = ["No read of the data has ended yet."]
     if histories:
         sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]

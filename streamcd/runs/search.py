@@ -18,7 +18,7 @@ from ..core.memory_budget import require
 from ..core.setting import Setting, cost_name
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import coded_texts
-from ..report.scores import CRITERIA, Scores, score_text, scores_of
+from ..report.scores import CRITERIA, best_of, best_text
 from ..training import checkpoint
 from ..training.loop import Session
 from ..training.result import Result, TuneResult, relative_gaps
@@ -53,13 +53,12 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
             more = ["their scores may change with a larger --max-passes"]
             more = more if result.more_passes_help else result.advice
             session.listener.warning("; ".join([open_folds, *more]))
-        scored |= _score(folds.path, search, criterion, session)
+        scored = _score(folds.path, search, criterion, session)
         write_metadata(directory.path / "scores.json", SCORES, scored)
-        best = Setting(scored["best_C"], scored["best_l1"])
-        mean = next(of.mean for of in scores_of(scored) if of.setting == best)
-        told = f"mean {score_text(scored)} {mean:{CRITERIA[criterion].form}}"
-        session.listener.message(f"best {best}, {told}; training on all rows")
-        result = _train_best(directory, search, best, session)
+        best = best_of(scored)
+        mean = format(best.mean, CRITERIA[criterion].form)
+        session.listener.message(f"best {best_text(scored)}, mean {criterion} {mean}; training on all rows")
+        result = _train_best(directory, search, best.setting, session)
     figures = asdict(result) | {"run": directory.name}
     lanes = outcome.lanes
     summary = {
@@ -84,31 +83,39 @@ def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, s
 def _score(path: Path, search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:
     """Score every C and λ on each fold by the models trained without it, weighted as in `evaluate`.
 
-    Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, ``best_C`` and ``best_l1``.
+    Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
     """
     settings = sorted({lane.setting for lane in search.problem.lanes})
     found, listener = score_folds(path, search, session, criterion), session.listener
-    if error := max((error for _, error in found.values()), default=0.0):
+    if error := max((found[key][1] for key in found if key[-1] == criterion), default=0.0):
         listener.message(
             f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
             "larger --memory"
         )
-    folds, scores, lacking = range(search.problem.n_folds), [], set[int]()
+    several = len({setting.l1 for setting in settings}) > 1
+    folds, scores, lacking = range(search.problem.n_folds), dict[str, Any](), set[int]()
     for setting in settings:
-        known = [found.get((setting, fold), (None, 0.0))[0] for fold in folds]
-        lacking |= {fold + 1 for fold in folds if known[fold] is None}
-        own = [score or 0.0 for score in known]
-        scores.append(Scores(setting, own, float(np.mean(own))))
+        figures = dict[str, Any]()
+        for name in dict.fromkeys(key[-1] for key in found):
+            of_folds = [found.get((setting, fold, name), (None, 0.0)) for fold in folds]
+            known = [score for score, _ in of_folds if score is not None]
+            if name == criterion:
+                lacking |= {fold + 1 for fold in folds if of_folds[fold][0] is None}
+                by_fold = [score or 0.0 for score, _ in of_folds]
+                figures |= {"folds": by_fold, "mean": float(np.mean(by_fold))}
+            elif known:
+                figures[name] = float(np.mean(known))
+            if name == "auc":
+                figures["auc_error"] = float(np.mean([error for _, error in of_folds]))
+        scores[setting.name if several else cost_name(setting.C)] = figures
     if lacking:
         listener.warning(
             f"fold {', '.join(map(str, sorted(lacking)))}: no rows, or not of all classes, as {criterion} needs: its score "
             "counts as 0; give a smaller --cv"
         )
-    best = CRITERIA[criterion].best(scores).setting
-    several = len({setting.l1 for setting in settings}) > 1
-    names = [setting.name if several else cost_name(setting.C) for setting in settings]
-    by_name = {name: {"folds": of.folds, "mean": of.mean} for name, of in zip(names, scores, strict=True)}
-    return {"scores": by_name, "best_C": best.C, "best_l1": best.l1}
+    scored = {"scores": scores, "best_l1": settings[0].l1, "scored_by": criterion}
+    best = best_of(scored).setting
+    return scored | {"best_C": best.C, "best_l1": best.l1}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

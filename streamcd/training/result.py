@@ -106,7 +106,8 @@ class TuneResult(Result):
     """Result of a search over C and λ: the fields of `Result` for the training on all rows, and the scores."""
 
     _: KW_ONLY
-    # by C, as given, or with several λ by both, as in C=0.1,l1=2.0: {"folds": [score of each], "mean": their mean}
+    # by C, as given, or with several λ by both, as in C=0.1,l1=2.0: {"folds": [score of each], "mean": their mean},
+    # and of two classes the mean "auc" with "auc_error", a bound on its error, or beside it "accuracy"
     scores: dict[str, dict[str, Any]]
     best_C: float  # the C of the best mean, the smallest of equal ones; nan where the time was up before
     best_l1: float  # λ of it, the largest of equal ones; 0 where the penalty has no L1
