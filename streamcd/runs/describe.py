@@ -18,10 +18,14 @@ from ..models.stored import describe_model, describe_path, is_model, models_of_p
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
+from ..training.stopping import relative
 from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
-_LANE_ARRAYS = ("phase", "converged", "reason", "passes", "gap", "primal", "estimate", "estimated_primal")
+_LANE_ARRAYS = (
+    *("phase", "converged", "reason", "passes"),
+    *("gap", "primal", "estimate", "estimated_primal", "at_zero"),
+)
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -195,8 +199,8 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "state": ended if done else "unfinished",
         "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
-        "gap": largest_ratio(lanes["gap"], lanes["primal"]),
-        "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
+        "gap": largest_gap(lanes),
+        "gap_estimate": largest_gap(lanes, "estimate", "estimated_primal"),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
         **_sums(states),
@@ -218,11 +222,10 @@ def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
     }
 
 
-def largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:
-    """Return the largest relative gap; None if one is not known."""
-    primal = np.abs(primals)
-    ratios = np.divide(gaps, primal, out=np.zeros_like(primal), where=primal != 0)
-    return float(ratios.max()) if np.isfinite(ratios).all() else None
+def largest_gap(lanes: dict[str, np.ndarray], *names: str) -> float | None:
+    """Return the largest relative gap, see `relative`; None if one is not known."""
+    gap = float(relative(lanes, *names).max())
+    return gap if np.isfinite(gap) else None
 
 
 def _in_use(path: Path) -> bool:

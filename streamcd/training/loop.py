@@ -30,6 +30,7 @@ from .stopping import (
     BY_TIME,
     StopRule,
     new_lane_arrays,
+    relative,
     reopen,
     update_lane_phases,
 )
@@ -223,7 +224,7 @@ class TrainingLoop(ABC):
         lanes, rule = self.state.lanes, self.task.rule
         measured = lanes["seen_violation"]
         if rule.tol is not None:  # nan where there is no estimate yet
-            measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
+            measured = relative(lanes, "estimate", "estimated_primal")
         is_open = lanes["phase"] != DONE
         return TrainingStatus(
             task=self.task.name,
@@ -249,6 +250,8 @@ class TrainingLoop(ABC):
         names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
         names |= {name: name for name in ("primal", "dual", "gap")}
         figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
+        figures["relative_gap_estimate"] = float(relative(lanes, "estimate", "estimated_primal").max())
+        figures["relative_gap"] = float(relative(lanes).max())
         figures["violation"] = float(lanes["seen_violation"].max())
         return {
             "passes": int(lanes["passes"].max()),
@@ -357,6 +360,7 @@ class Loop(TrainingLoop):
         self._by_threads([partial(load, *one) for one in chunks if back or not self.present[one[0]]])
         loaded = time.monotonic()
         solver.visit(window, state, self.order, random_key(self.task.seed, window.read, window.number))
+        solver.add_at_zero(self.task.dataset, window, state)
         visited = time.monotonic()
         for chunk, start, stop in chunks if training else ():
             self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]

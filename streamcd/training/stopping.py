@@ -9,6 +9,7 @@ shrunk set is a tenth of the allowed gap, takes up to twice the passes.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ Lanes = dict[str, np.ndarray]
 class StopRule:
     """Conditions for stopping; one of `tol` and `eps` is None."""
 
-    tol: float | None  # largest relative duality gap, (primal - dual) / primal
+    tol: float | None  # largest relative duality gap, see `relative`
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
 
@@ -53,6 +54,25 @@ def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule
     """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
     gap, violation = (None if number is None else float(number) for number in (tol, eps))
     return StopRule(1e-3 if gap is None and violation is None else gap, violation, int(max_passes))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Relative gaps
+
+
+_LEAST_PRIMAL = 1e-9
+"""Part of the objective with all weights 0 below which gaps are relative to that part: nearer to 0 lies rounding."""
+
+
+def objective_size(lanes: Mapping[str, np.ndarray], primal: str = "primal") -> np.ndarray:
+    """Return what every lane's gap is relative to: ``max(|primal|, 1e-9 P(0))``, the primal alone in the first read."""
+    return np.asarray(np.maximum(np.abs(lanes[primal]), _LEAST_PRIMAL * lanes["at_zero"]))
+
+
+def relative(lanes: Mapping[str, np.ndarray], part: str = "gap", primal: str = "primal") -> np.ndarray:
+    """Return every lane's gap over its `objective_size`, or another `part`; 0 where both are 0, nan where not known."""
+    size = objective_size(lanes, primal)
+    return np.divide(lanes[part], size, out=np.zeros_like(size), where=size != 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -90,7 +110,7 @@ BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
 def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
     """Set the lanes in `ended` done, for the reason that their last certificate gives, or open where it gives none."""
     gap, primal, passes = lanes["gap"], np.abs(lanes["primal"]), lanes["passes"] >= rule.max_passes
-    allowed = -np.inf if rule.tol is None else rule.tol * primal
+    allowed = -np.inf if rule.tol is None else rule.tol * objective_size(lanes)
     holds = np.array(
         [
             gap <= allowed,
@@ -121,6 +141,7 @@ def new_lane_arrays(problem: Problem, dataset: Dataset, *, centred: bool) -> Lan
     numbers = (*CERTIFIED, "estimate", "estimated_primal", "seen_violation")
     return {
         **{name: np.full(n_lanes, np.nan) for name in numbers},
+        "at_zero": np.zeros(n_lanes),  # the objective with all weights 0, from the end of the first read on
         **{name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes", "n_active")},
         **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays")},
         "whole": np.ones(n_lanes, dtype=bool),  # the last pass visited all rows
@@ -159,6 +180,8 @@ def update_lane_phases(
     """
     _refuse_infinite(state, data)
     lanes, trained, certified = state.lanes, state.phase(TRAIN), state.phase(START, CERTIFY)
+    if state.read == 0:
+        lanes["at_zero"][:] = state.totals[:, Total.AT_ZERO]
     lanes["passes"][trained] += 1
     lanes["n_active"][trained] = state.totals[trained, Total.N_ACTIVE].astype(np.int64)
     lanes["dual_sum"][trained] += state.totals[trained, Total.DUAL]
@@ -178,7 +201,7 @@ def update_lane_phases(
 
 def _refuse_infinite(state: State, data: str) -> None:
     certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
-    sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL]]
+    sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL, Total.AT_ZERO]]
     if np.isfinite(sums).all() and not np.isinf(certificates).any():
         return
     raise DatasetError(
@@ -232,8 +255,9 @@ def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimate
             estimate, previous, out=np.ones_like(estimate), where=previous > 0.0
         )  # nan before the first pass
         expected = (estimate - at_end) * np.minimum(fall, 1.0) + at_end
-        size, caution = np.abs(lanes["estimated_primal"][trained]), lanes["caution"][trained]
-        hopeful = (expected <= caution * rule.tol * size) | (size <= caution * lanes["negligible"][trained])
+        size, caution = objective_size(lanes, "estimated_primal")[trained], lanes["caution"][trained]
+        primal = np.abs(lanes["estimated_primal"][trained])
+        hopeful = (expected <= caution * rule.tol * size) | (primal <= caution * lanes["negligible"][trained])
     else:
         hopeful = _is_optimal(lanes, rule)[trained]
     ends = hopeful | (lanes["passes"][trained] >= rule.max_passes)
