@@ -149,9 +149,6 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 # Trainings
 
 
-_REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
-
-
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
     lanes, several = result["lanes"], result["n_lanes"] > 1
@@ -163,7 +160,7 @@ def result_tables(result: Facts) -> list[Table]:
         support = [(f"weights not 0{sums}", f"{left:,} of {all_weights:,}")]
     rows = [
         ("converged", "yes" if result["converged"] else "no"),
-        ("stopped by", _REASONS.get(result["stop_reason"]) or _words(result["stop_reason"])),
+        ("stopped by", _words(result["stop_reason"])),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         *((f"{name}{sums}", text) for name, text in _objectives(result)),
         (f"relative gap{largest}", _no_nan(".3g")(result["gap"])),

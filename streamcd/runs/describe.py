@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -245,11 +246,19 @@ def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
             f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1
         )
         return f"streamcd evaluate FILE {path}{chosen}"
+    if state["stop_reason"] == "rounding":  # which more passes do not mend
+        return f"streamcd resume {path} --tol {_rounded_up(state['gap'])}{workers}"
     if state["state"] == "not converged":
         return (
             f"streamcd resume {path} --max-passes {2 * max(config.rule.max_passes, state['passes'])}{workers}"
         )
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
+
+
+def _rounded_up(number: float) -> str:
+    """Format a number > 0 by one digit that is not less."""
+    place = 10.0 ** math.floor(math.log10(number))
+    return f"{math.ceil(1.000001 * number / place) * place:.0e}"
 
 
 def kind_of_directory(path: Location) -> str:

@@ -210,8 +210,8 @@ def _go_on(
                 "the optimum is the same by its gap, the last digits may differ"
             )
         run = reopen(path, config, dataset)
-        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(run, on_workers.local))
+        if config.rounds is not None:
+            config = share_memory_anew(run, on_workers.local)
             run = replace(run, config=config)
         if on_workers:
             listener.message(describe_worker_budget(config.memory))

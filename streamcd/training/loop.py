@@ -105,8 +105,7 @@ class TrainingLoop(ABC):
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
         self.state, self.paged = task.solver.new_state(), task.solver.paged
-        centred = task.solver.layout.centred
-        self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
+        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )

@@ -49,8 +49,7 @@ class Result:
     rounding: float  # largest bound on the rounding error of a gap, relative likewise
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
-    # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation",
-    # "max_passes", "rounding" or "time"
+    # of the problem that ended worst: "gap", "violation", "max_passes", "rounding" or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
     seconds: float  # of all sessions of the run, of those before without loading kernels
@@ -63,8 +62,8 @@ class Result:
     lanes: list[dict[str, Any]]
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
-    # False if it has not converged, and more passes would change little: `advice` says what would
-    more_passes_help: bool = True
+    # it has not converged, and more passes are the way on; where they would change little, `advice` says what would
+    more_passes_help: bool = False
 
     def __repr__(self) -> str:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
@@ -161,6 +160,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int) -> Re
         n_features=problem.n_features,
         n_rows=n_rows,
         n_lanes=problem.n_lanes,
+        more_passes_help=outcome.is_cut_short,
         lanes=[
             {
                 "label": lane.label,
