@@ -71,7 +71,7 @@ def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float 
                 ]
                 axes.plot(*_points(estimates), color=color, label=f"{label}estimate")
                 axes.plot(
-                    *_points(certified), "o", color=color, markersize=5, label=f"{label}certified bound"
+                    *_points(certified), "o", color=color, markersize=5, label=f"{label}certificate (proven)"
                 )
             if tol is not None:
                 axes.axhline(tol, color="#888888", linestyle="--", linewidth=1, label=f"tolerance {tol:g}")

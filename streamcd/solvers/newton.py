@@ -163,7 +163,7 @@ class NewtonSolver(Solver):
     # -- the end of a read
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Store ``‖∇f(0)‖``, which the first read has summed, and move w of the lanes that go on to where they are read next."""
+        """Store ``‖∇f(0)‖``, which the first read has summed, and move w of lanes that go on to where the next is made."""
         norm = state.lanes["start_norm"]
         norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
         self._move_lanes(state, trained[state.lanes["phase"][trained] == TRAIN])
