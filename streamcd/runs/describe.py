@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -240,25 +239,17 @@ def _in_use(path: Path) -> bool:
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
-    if state["state"] == "converged":
+    if state["state"] == "converged" or state["stop_reason"] == "rounding":  # which no resuming mends
         lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.tune is None else {}
         chosen = "".join(
             f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1
         )
         return f"streamcd evaluate FILE {path}{chosen}"
-    if state["stop_reason"] == "rounding":  # which more passes do not mend
-        return f"streamcd resume {path} --tol {_rounded_up(state['gap'])}{workers}"
     if state["state"] == "not converged":
         return (
             f"streamcd resume {path} --max-passes {2 * max(config.rule.max_passes, state['passes'])}{workers}"
         )
     return "wait" if state["state"] == "in work" else f"streamcd resume {path}{workers}"
-
-
-def _rounded_up(number: float) -> str:
-    """Format a number > 0 by one digit that is not less."""
-    place = 10.0 ** math.floor(math.log10(number))
-    return f"{math.ceil(1.000001 * number / place) * place:.0e}"
 
 
 def kind_of_directory(path: Location) -> str:
