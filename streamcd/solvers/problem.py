@@ -178,9 +178,8 @@ class Problem:
             factors, weight = weight if weight.size else np.ones(kind.size), np.zeros(kind.size)
             add_losses(loss, target, np.zeros(kind.size), factors, weight)
         sums = np.bincount(kind, weight if weight.size else None)
-        for number in np.flatnonzero(
-            sums
-        ).tolist():  # one by one: a table of classes and lanes may be a large view
+        # one by one: a table of classes and lanes may be a large view
+        for number in np.flatnonzero(sums).tolist():
             code, fold = divmod(number, max(self.n_folds, 1))
             counts = self.lane_fold != fold
             if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0

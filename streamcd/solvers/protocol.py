@@ -148,15 +148,12 @@ class Solver(ABC):
 
     def add_at_zero(self, dataset: Dataset, window: Window, state: State) -> None:
         """Add the losses of a window's rows with all weights 0 to the totals of a run's first read, after their visit."""
-        if window.read:
-            return
-        centre = dataset.centre if self.layout.centred else None
-        for kind, weight, target in self.constants(window, state):
+        shift = dataset.centre.target if self.layout.centred and dataset.centre is not None else 0.0
+        for kind, weight, target in self.constants(window, state) if window.read == 0 else ():
             for start in range(0, kind.size, BLOCK_WEIGHTS):
                 rows = slice(start, start + BLOCK_WEIGHTS)
-                targets = target[rows] + (0.0 if centre is None else centre.target)  # as they were given
-                losses = self.problem.losses_at_zero(kind[rows], np.ascontiguousarray(weight[rows]), targets)
-                state.totals[:, Total.AT_ZERO] += losses
+                some = kind[rows], np.ascontiguousarray(weight[rows]), target[rows] + shift
+                state.totals[:, Total.AT_ZERO] += self.problem.losses_at_zero(*some)
 
     def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
         """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""

@@ -226,8 +226,7 @@ class WorkingSetSolver(Solver):
 
     def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
         """Iterate over those of all rows, with the first window."""
-        if window.number == 0:
-            yield tuple(self._constants)
+        return iter([tuple(self._constants)] if window.number == 0 else [])
 
     # -- the end of a read
 

@@ -249,9 +249,12 @@ class TrainingLoop(ABC):
         names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
         names |= {name: name for name in ("primal", "dual", "gap")}
         figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
-        figures["relative_gap_estimate"] = float(relative(lanes, "estimate", "estimated_primal").max())
-        figures["relative_gap"] = float(relative(lanes).max())
-        figures["violation"] = float(lanes["seen_violation"].max())
+        largest = {
+            "relative_gap_estimate": relative(lanes, "estimate", "estimated_primal"),
+            "relative_gap": relative(lanes),
+            "violation": lanes["seen_violation"],
+        }
+        figures |= {name: float(of_lanes.max()) for name, of_lanes in largest.items()}
         return {
             "passes": int(lanes["passes"].max()),
             "open_lanes": int((lanes["phase"] != DONE).sum()),
@@ -280,6 +283,8 @@ class Loop(TrainingLoop):
         task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
         task.solver.load_kernels(task.dataset, self.state)
+        none = np.zeros(0)
+        task.problem.losses_at_zero(none.astype(np.int64), none, none)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)

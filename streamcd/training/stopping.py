@@ -9,7 +9,6 @@ shrunk set is a tenth of the allowed gap, takes up to twice the passes.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,12 +60,12 @@ _LEAST_PRIMAL = 1e-9
 """Part of the objective with all weights 0 below which gaps are relative to that part: nearer to 0 lies rounding."""
 
 
-def objective_size(lanes: Mapping[str, np.ndarray], primal: str = "primal") -> np.ndarray:
+def objective_size(lanes: Lanes, primal: str = "primal") -> np.ndarray:
     """Return what every lane's gap is relative to: ``max(|primal|, 1e-9 P(0))``, the primal alone in the first read."""
     return np.asarray(np.maximum(np.abs(lanes[primal]), _LEAST_PRIMAL * lanes["at_zero"]))
 
 
-def relative(lanes: Mapping[str, np.ndarray], part: str = "gap", primal: str = "primal") -> np.ndarray:
+def relative(lanes: Lanes, part: str = "gap", primal: str = "primal") -> np.ndarray:
     """Return every lane's gap over its `objective_size`, or another `part`; 0 where both are 0, nan where not known."""
     size = objective_size(lanes, primal)
     return np.divide(lanes[part], size, out=np.zeros_like(size), where=size != 0)
@@ -108,13 +107,13 @@ BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
 def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
     """Set the lanes in `ended` done, for the reason that their last certificate gives, or open where it gives none."""
     gap, passes = lanes["gap"], lanes["passes"] >= rule.max_passes
+    stays = lanes["stays"] & bool(rule.tol)
     allowed = -np.inf if rule.tol is None else rule.tol * objective_size(lanes)
     holds = np.array(
         [
             gap <= allowed,
             _is_optimal(lanes, rule),
-            (gap - lanes["rounding"] <= allowed) & (lanes["stays"] & bool(rule.tol) | passes)
-            | lanes["stalls"] & bool(rule.tol),
+            (gap - lanes["rounding"] <= allowed) & (stays | passes) | lanes["stalls"] & stays,
             passes,
         ]
     )
@@ -198,8 +197,7 @@ def _conclude_certificates(
     lanes["phase"][starting] = TRAIN
     change = np.abs(proof["primal"] - lanes["primal"])
     lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
-    if reads_train:
-        lanes["stalls"][certified] = (lanes["stays"] & (proof["gap"] >= lanes["gap"]))[certified]
+    lanes["stalls"][certified] = (proof["gap"] >= lanes["gap"])[certified] & reads_train
     for name in CERTIFIED:
         lanes[name][certified] = proof[name][certified]
     if at_fixed_w:
