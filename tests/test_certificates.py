@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from interrupted import train_by_turns
 from mpmath import mp, mpf
 from reference import OF_CLASSES, run_dual
-from small_datasets import Rows, write_dataset
+from small_datasets import Rows, windows_of, write_dataset
 
-from streamcd import ConvergenceWarning, Dataset, convert, make_columns, train
+from streamcd import ConvergenceWarning, Dataset, convert, make_columns, train, tune
+from streamcd.runs.describe import describe
 from streamcd.solvers.problem import Problem, make_problem
 from tools.simulated_cluster import Simulation
 
@@ -31,7 +34,7 @@ CASES = [
     ("log_loss", "primal", {}),
     ("log_loss", "online", {}),
 ]
-Lane = tuple[float, float, Any, Any, bool, float]
+Lane = tuple[float, float, Any, Any, bool, float, float]
 """Gap and primal objective as reported, primal objective and gap in exact arithmetic, converged, rounding of the gap."""
 
 ALLOWED = 2e-8  # of the gap: less rounding leaves its digits alone
@@ -240,19 +243,19 @@ def compare(
             exact = [exact_class_gap(problem, x, code, w, alpha)]
         else:
             exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
-    names = ("gap", "primal", "converged", "rounding")
+    names = ("gap", "primal", "converged", "rounding", "at_zero")
     figures = zip(*(state[f"lane_{name}"].tolist() for name in names), exact, strict=True)
-    return [(gap, primal, *found, done, rounding) for gap, primal, done, rounding, found in figures]
+    return [(gap, primal, *found, done, *figures) for gap, primal, done, *figures, found in figures]
 
 
 def assert_holds(lanes: list[Lane], tol: float) -> None:
-    for gap, primal, true_primal, true_gap, converged, rounding in lanes:
+    for gap, primal, true_primal, true_gap, converged, rounding, at_zero in lanes:
         assert true_gap >= 0
         assert abs(primal - true_primal) <= rounding
         true_gap = min(true_gap, true_primal)  # alpha = 0 is a point of the dual too
         assert gap * (1 + ALLOWED) >= true_gap, f"{gap} is reported, {mp.nstr(true_gap, 6)} is true"
         if converged:
-            assert true_gap <= tol * true_primal * (1 + 1e-6)
+            assert true_gap <= tol * max(true_primal, mpf(1e-9 * at_zero)) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(("loss", "method", "options"), CASES, ids=name_of)
@@ -284,7 +287,7 @@ def test_the_bound_of_rounding_costs_no_digits_where_scales_are_good(
 ) -> None:
     rng = np.random.default_rng(0)
     rows = sp.csr_array(rng.standard_normal((20, 3))), (np.arange(20) % 2).astype(np.float64)
-    for gap, primal, true_primal, true_gap, converged, rounding in certify(
+    for gap, primal, true_primal, true_gap, converged, rounding, _ in certify(
         tmp_path, rows, loss, method, 1.0, tol=1e-9, max_passes=300, **options
     ):
         assert converged
@@ -320,19 +323,20 @@ def test_no_certificate_of_workers_excludes_a_better_primal(tmp_path: Path, loss
 
 
 def test_a_training_that_only_rounding_keeps_from_its_tolerance_says_so(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    x = sp.csr_array(1e7 * rng.standard_normal((8, 1)))
-    dataset = write_dataset(
-        tmp_path / "data", (x, np.sign(x.toarray()[:, 0])), value_dtype=np.float64, n_chunks=2, n_shards=2
-    )
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4))
+    y = (x[:, 0] + 0.5 * rng.standard_normal(60) > 0) * 1.0
+    dataset = convert((1e8 * x, y), tmp_path / "data", dtype="float64")
     with pytest.warns(
         ConvergenceWarning, match='with what rounding may add, the relative gap is .*scale="maxabs"'
     ):
-        result = train(dataset, tmp_path / "run", loss="hinge", method="dual", C=1e4, tol=1e-6, max_passes=20)
+        result = train(dataset, tmp_path / "run", method="newton", tol=1e-12)
     assert result.stop_reason == "rounding"
-    assert result.rounding > 1e-6
+    assert result.rounding > 1e-12
     assert not result.converged
     assert result.to_json()["rounding"] == result.rounding
+    assert not result.more_passes_help
+    assert describe(str(tmp_path / "run"))["next"] == f"streamcd evaluate FILE {tmp_path / 'run'}"
 
 
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
@@ -386,3 +390,96 @@ def test_no_certificate_excludes_the_optimum_of_targets_around_a_million(tmp_pat
     assert rough.converged
     assert exact.converged
     assert rough.primal_objective - exact.primal_objective <= rough.gap * rough.primal_objective * (1 + 1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What gaps are relative to: the objective with all weights 0 counts where the optimum is nearly 0
+
+
+def at_zero(run: Path) -> np.ndarray:
+    with np.load(run / "state.npz") as state:
+        return np.asarray(state["lane_at_zero"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "method", "options"),
+    [
+        *CASES,
+        ("squared_hinge", "newton", {}),
+        ("log_loss", "newton", {"penalty": "elasticnet", "l2": 0.5}),
+        ("log_loss", "working-set", {"penalty": "l1"}),
+        ("squared_error", "newton", {}),
+        ("squared_error", "primal", {}),
+        ("huber", "dual", {"delta": 1.5}),
+        ("squared_epsilon_insensitive", "working-set", {"epsilon": 0.2, "penalty": "l1"}),
+    ],
+    ids=name_of,
+)
+def test_the_first_read_sums_the_objective_of_all_weights_0(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    """With weights of rows and classes, for every C, of targets as given; a run stopped in its first read has it too."""
+    rng, targets = np.random.default_rng(0), loss.startswith(("squared_e", "huber"))
+    x, weight = rng.standard_normal((60, 3)), rng.integers(0, 3, 60) / 2
+    y = (
+        50.0 + x[:, 0]
+        if targets
+        else (np.arange(60) % 3 if loss in (*OF_CLASSES, "twin") else np.arange(60) % 2)
+    )
+    data = convert((x, y, weight), tmp_path / "data", target=targets, chunk_size="200B")
+    make_columns(data)
+    asked = {"loss": loss, "method": method, "C": [0.5, 4.0], "max_passes": 3, "seed": 3, **options}
+    if targets:
+        asked |= {"bias": 1.0, "unpenalized_bias": method != "dual"}  # centred then
+        size = {"squared_error": y**2, "huber": 1.5 * y - 1.125}.get(loss, (y - 0.2) ** 2)
+        expected = [weight @ size]
+    else:
+        asked["class_weight"] = {0: 2.0}
+        weight = np.where(y == 0, 2.0 * weight, weight)
+        unit = {"log_loss": np.log(2), "multinomial": np.log(3)}.get(loss, 1.0)
+        expected = [unit * weight.sum()]
+        if loss == "twin":
+            expected = [weight[y != k].sum() for k in range(3)]
+    if method in ("dual", "sor", "newton"):
+        asked["plan"] = windows_of(data, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        train_by_turns(train, data, tmp_path / "run", 2, (1, 3), **asked)
+    assert at_zero(tmp_path / "run") == pytest.approx(np.outer([0.5, 4.0], expected).ravel(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "method"), [("log_loss", "dual"), ("squared_error", "newton")])
+def test_workers_sum_the_objective_of_all_weights_0(tmp_path: Path, loss: str, method: str) -> None:
+    x, y = np.random.default_rng(0).standard_normal((60, 3)), np.arange(60.0) % 2
+    data = convert((x, y), tmp_path / "data", target=loss == "squared_error", shard_size="200B")
+    train(data, tmp_path / "run", loss=loss, method=method, tol=0.01, client=Simulation(2))
+    assert at_zero(tmp_path / "run") == pytest.approx([np.log(2) * 60 if loss == "log_loss" else y @ y])
+
+
+def test_a_search_sums_the_objective_of_all_weights_0_without_each_fold(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((60, 3)), np.arange(60.0)
+    data = convert((x, y), tmp_path / "data", target=True, chunk_size="200B")
+    tune(data, tmp_path / "run", loss="squared_error", C=[0.5, 2.0], cv=3, method="dual", tol=0.1)
+    fold = data.folds_of(data.read_in_source_order("source")[0], 0, 3)
+    expected = [C * (y[fold != k] ** 2).sum() for C in (0.5, 2.0) for k in range(3)]
+    assert at_zero(tmp_path / "run" / "folds") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["dual", "newton", "primal"])
+@pytest.mark.parametrize("size", [0.0, 1e6, 1e12])
+def test_a_gap_is_small_where_the_optimum_is_nearly_0(tmp_path: Path, method: str, size: float) -> None:
+    """It was 1, and the result called converged. All that tell the gap tell the same."""
+    x = np.random.default_rng(0).standard_normal((60, 4))
+    data = convert((x * max(size, 1.0), x[:, 0] * size), tmp_path / "data", target=True, dtype="float64")
+    make_columns(data)
+    result = train(data, tmp_path / "run", loss="squared_error", method=method, bias=1.0, l2=2.0, tol=1e-4)
+    assert result.converged
+    assert result.stop_reason == "gap"
+    assert not result.more_passes_help
+    assert result.gap <= 1e-4
+    assert size or result.gap == result.primal_objective == 0.0
+    described = describe(str(tmp_path / "run"))
+    assert (
+        described["gap"] == described["model"]["certificate"]["gap"] == result.lanes[0]["gap"] == result.gap
+    )
+    assert result.history["relative_gap"].to_pylist()[-1] == result.gap

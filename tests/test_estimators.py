@@ -278,6 +278,20 @@ def test_both_warnings_are_given_where_it_has_not_converged() -> None:
         LogisticRegression(tol=1e-12, max_iter=1).fit(x, y)
 
 
+def test_a_stop_by_rounding_is_told_as_one() -> None:
+    """It was "not converged after max_iter=1000", after 7 passes."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4))
+    y = (x[:, 0] + 0.5 * rng.standard_normal(60) > 0) * 1
+    with pytest.warns(
+        streamcd.ConvergenceWarning, match=r"rounding keeps it .* after \d+ pass.*a larger tol$"
+    ) as said:
+        svc = LinearSVC().fit(1e15 * x, y)
+    assert svc.n_iter_ < 1000
+    assert f"after {svc.n_iter_} passes" in str(said[0].message)
+    assert "max_iter" not in str(said[0].message)
+
+
 def test_arrays_that_cannot_be_written_to_are_taken(tmp_path: Path) -> None:
     x, y = random_rows()
     for name, array in (("x", x.toarray()), ("data", x.data)):

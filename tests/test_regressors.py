@@ -70,6 +70,20 @@ def test_the_certified_objective_of_the_elastic_net_is_the_stated_one() -> None:
     assert ours.model_.certificate["primal_objective"] == pytest.approx(stated, rel=1e-12)
 
 
+@pytest.mark.parametrize("size", [1e5, 1e6, 1e9])
+@pytest.mark.parametrize(
+    "estimator",
+    [Ridge(), ElasticNet(), Lasso(), HuberRegressor(tol=0.01), LinearSVR(tol=0.01)],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_a_gap_means_something_where_large_targets_are_met_exactly(estimator: Any, size: float) -> None:
+    """It was 1, without a warning."""
+    X = size * np.random.default_rng(0).standard_normal((60, 4))
+    ours = clone(estimator).fit(X, X[:, 0])
+    assert ours.dual_gap_ <= ours.tol
+    assert ours.score(X, X[:, 0]) > 0.999
+
+
 def test_lasso_is_the_elastic_net_of_one_whatever_the_form_of_the_matrix() -> None:
     X, y, _ = diabetes()
     X[np.abs(X) < 0.2] = 0.0

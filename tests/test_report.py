@@ -6,15 +6,19 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from small_datasets import random_rows, write_dataset
 
 from streamcd import StreamcdError, load_model, resume, train, tune, write_report
 from streamcd.core.memory_budget import format_size
+from streamcd.report.figures import gap_figure
 from streamcd.report.page import render_page
 from streamcd.report.tables import Table
+from streamcd.training.result import read_history
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,27 @@ def test_a_search_is_drawn_with_its_folds(tmp_path: Path) -> None:
     (tmp_path / "run" / "scores.json").write_text('{"scores": [0.1]}')
     with pytest.raises(StreamcdError, match=r"scores\.json: expected"):
         write_report(tmp_path / "run", tmp_path / "r.html", force=True)
+
+
+@pytest.mark.parametrize("penalty", [{}, {"penalty": "elasticnet", "l1": 2.0}], ids=["l2", "elasticnet"])
+def test_newtons_estimate_falls_from_the_first_read_and_the_certificate_is_a_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penalty: dict[str, Any]
+) -> None:
+    """The certificate of early weights is void: the line was flat at 1, and fell off a cliff."""
+    data, drawn, plot = write_dataset(tmp_path / "data", random_rows(300, 12, seed=3)), {}, Axes.plot
+
+    def noted(axes: Axes, x: list[float], y: list[float], *form: Any, **options: Any) -> Any:
+        drawn.setdefault(options["label"], (x, y))  # against passes first
+        return plot(axes, x, y, *form, **options)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    result = train(data, tmp_path / "run", loss="log_loss", method="newton", C=100.0, tol=1e-4, **penalty)
+    gap_figure(read_history(tmp_path / "run"), 1e-4)
+    passes, estimates = drawn["estimate"]
+    assert passes == [*range(1, result.passes + 1)]
+    assert max(estimates) < 0.9
+    assert min(estimates[:-1]) < 0.01 * estimates[0]
+    assert drawn["certificate (proven)"] == ([result.passes], [result.gap])
 
 
 def test_text_of_others_is_escaped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,16 @@ def test_stopped_and_resumed_with_another_number_of_workers(data: Dataset, tmp_p
     records = log(run)
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))
     assert len(records) > before
+
+
+def test_memory_of_a_run_of_a_cluster_is_divided_on_one_machine(data: Dataset, tmp_path: Path) -> None:
+    """Each of two local workers had all of it."""
+    run, memory = tmp_path / "run", []
+    streamcd.train(data, run, client=Simulation(2), max_passes=1, tol=1e-9, memory="1GB")
+    for n_passes, n_local in enumerate((2, 1, None, 2), start=2):
+        streamcd.resume(run, client=Simulation(2), workers=n_local, max_passes=n_passes)
+        memory.append(json.loads((run / "config.json").read_text())["memory"])
+    assert memory == pytest.approx([4e8, 8e8, 1e9, 4e8], rel=1e-3)
 
 
 @pytest.mark.parametrize("bias", [{}, FREE], ids=["", "free"])

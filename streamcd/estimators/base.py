@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from ..core.errors import ConvergenceWarning, UsageError
+from ..core.errors import ConvergenceWarning, UsageError, counted
 from ..core.options import COMPILING, Listener, Progress, compiling_for, telling_of_compilation, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
@@ -169,10 +169,13 @@ class LinearModel(BaseEstimator):
         self.dual_gap_, self.n_iter_ = result.gap, self._count_passes(result)
         if not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
+            ended, larger = f"not converged after max_iter={self._most_passes()}", "max_iter"
+            if result.stop_reason == "rounding":
+                ended = f"not converged, and rounding keeps it from that, after {counted(result.passes, 'pass', 'passes')}"
+                larger = "tol"
             text = (
-                f"not converged after max_iter={self._most_passes()}: the relative duality gap is {result.gap:.2g}, "
-                f"tol={self.tol:g}; scale the features (sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a "
-                "larger max_iter"
+                f"{ended}: the relative duality gap is {result.gap:.2g}, tol={self.tol:g}; scale the features "
+                f"(sklearn.preprocessing.MaxAbsScaler, say), or take {cost}a larger {larger}"
             )
             warnings.warn(text, NotConverged, stacklevel=2)
         return self

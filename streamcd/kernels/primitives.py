@@ -36,11 +36,11 @@ class Total(IntEnum):
     classes), and of inner Newton steps. SLOPE bounds how the terms of the gap change with the margins, times ‖x‖, and is
     summed at fixed w, as is ALPHA_SQUARE, ``Σ a² q``. For acceleration the changes of ``Σ a``, ``Σ a² q/mu`` (times C - a
     over C for the logistic loss; both of a row's own class for Crammer–Singer, and of the other classes' rows for a twin
-    plane) and ``Σ a² q/mu``.
+    plane) and ``Σ a² q/mu``. AT_ZERO is the objective with all weights 0, which no kernel sums, but the first read does.
     """
 
     GAP, LOSS, DUAL, VIOLATION_MAX, VIOLATION_MIN, N_VISITED, N_ACTIVE, N_SHRUNK, N_STEPS = range(9)
-    SLOPE, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE = range(9, 13)
+    SLOPE, ALPHA, ALPHA_CURVATURE, ALPHA_SQUARE, AT_ZERO = range(9, 14)
 
 
 N_TOTALS = len(Total)

@@ -49,7 +49,7 @@ def _image(figure: Any) -> bytes:
 
 
 def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float | None) -> bytes:
-    """Draw the relative gap against passes and seconds: estimates as lines, certificates as dots.
+    """Draw the largest relative gap against passes and seconds: estimates as lines, certificates as dots.
 
     `histories` are those of `training.result.read_history`.
     """
@@ -59,17 +59,20 @@ def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float 
             for number, (name, records) in enumerate(histories.items()):
                 color, label = COLORS[number % len(COLORS)], f"{name}: " if name else ""
                 estimates = [
-                    (record[across], record["gap_estimate"] / record["objective_estimate"])
+                    (record[across], record["relative_gap_estimate"])
                     for record in records
-                    if record["kind"] == "train" and record["gap_estimate"] and record["objective_estimate"]
+                    if record["kind"] == "train" and record["relative_gap_estimate"]
                 ]
+                # where every read has a certificate, those of early weights tell little
                 certified = [
-                    (record[across], record["gap"] / record["primal"])
+                    (record[across], record["relative_gap"])
                     for record in records
-                    if record["kind"] == "certify" and record["gap"] is not None and record["primal"]
+                    if (record["kind"] == "certify" or not record["open_lanes"]) and record["relative_gap"]
                 ]
                 axes.plot(*_points(estimates), color=color, label=f"{label}estimate")
-                axes.plot(*_points(certified), "o", color=color, markersize=5, label=f"{label}certificate")
+                axes.plot(
+                    *_points(certified), "o", color=color, markersize=5, label=f"{label}certificate (proven)"
+                )
             if tol is not None:
                 axes.axhline(tol, color="#888888", linestyle="--", linewidth=1, label=f"tolerance {tol:g}")
             axes.set_yscale("log", nonpositive="mask")

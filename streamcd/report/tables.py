@@ -150,16 +150,13 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 # Trainings
 
 
-_REASONS = {"zero": "an objective as good as 0, beside which no gap is small"}
-
-
 def _ending(result: Facts) -> str:
     """Tell whether a training converged, and why: what was measured, and what was wanted."""
     measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
     largest = f"largest {measure} of {result['n_lanes']} problems" if result["n_lanes"] > 1 else measure
     text = f"{largest} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
     reason = result["stop_reason"]
-    stopped = "" if reason == measure else f"; stopped by {_REASONS.get(reason) or _words(reason)}"
+    stopped = "" if reason == measure else f"; stopped by {_words(reason)}"
     return f"{'yes' if result['converged'] else 'no'}: {text}{stopped}"
 
 

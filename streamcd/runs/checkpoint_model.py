@@ -18,10 +18,10 @@ from ..models.stored import choose
 from ..solvers.protocol import START
 from ..training import checkpoint
 from .config import Group, ResolvedRun, read_config, reopen, same_dataset
-from .describe import largest_ratio
+from .describe import largest_gap
 from .models import lanes_of_models, make_model
 
-_LANES = ("phase", "passes", "gap", "primal", "dual", "converged")
+_LANES = ("phase", "passes", "gap", "primal", "dual", "at_zero", "converged")
 
 
 @with_known_keywords
@@ -129,7 +129,7 @@ def _read_part(
 
 
 def _certificate(state: dict[str, np.ndarray], scale: float) -> dict[str, Any]:
-    gap = largest_ratio(state["gap"], state["primal"])
+    gap = largest_gap(state)
     objectives = {
         name: None if gap is None else scale * float(state[name].sum()) for name in ("primal", "dual")
     }

@@ -18,19 +18,13 @@ from ..models.stored import describe_model, describe_path, is_model, models_of_p
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.result import worst_reason
+from ..training.stopping import relative
 from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
 _LANE_ARRAYS = (
-    "phase",
-    "converged",
-    "reason",
-    "passes",
-    "gap",
-    "primal",
-    "estimate",
-    "estimated_primal",
-    "violation",
+    *("phase", "converged", "reason", "passes"),
+    *("gap", "primal", "estimate", "estimated_primal", "at_zero", "violation"),
 )
 
 
@@ -207,8 +201,8 @@ def _describe_state(path: Path) -> dict[str, Any]:
         "state": ended if done else "unfinished",
         "stop_reason": worst_reason(lanes["reason"]) if done else None,
         "passes": int(lanes["passes"].max()),
-        "gap": largest_ratio(lanes["gap"], lanes["primal"]),
-        "gap_estimate": largest_ratio(lanes["estimate"], lanes["estimated_primal"]),
+        "gap": largest_gap(lanes),
+        "gap_estimate": largest_gap(lanes, "estimate", "estimated_primal"),
         "violation": None if np.isnan(violation := lanes["violation"].max()) else float(violation),
         "lanes": int(is_open.size),
         "open_lanes": int(is_open.sum()),
@@ -231,11 +225,10 @@ def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
     }
 
 
-def largest_ratio(gaps: np.ndarray, primals: np.ndarray) -> float | None:
-    """Return the largest relative gap; None if one is not known."""
-    primal = np.abs(primals)
-    ratios = np.divide(gaps, primal, out=np.zeros_like(primal), where=primal != 0)
-    return float(ratios.max()) if np.isfinite(ratios).all() else None
+def largest_gap(lanes: dict[str, np.ndarray], *names: str) -> float | None:
+    """Return the largest relative gap, see `relative`; None if one is not known."""
+    gap = float(relative(lanes, *names).max())
+    return gap if np.isfinite(gap) else None
 
 
 def _in_use(path: Path) -> bool:
@@ -249,7 +242,7 @@ def _in_use(path: Path) -> bool:
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
-    if state["state"] == "converged":
+    if state["state"] == "converged" or state["stop_reason"] == "rounding":  # which no resuming mends
         lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.tune is None else {}
         chosen = "".join(
             f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1

@@ -166,16 +166,24 @@ def _plan_group(
     return make_plan(dataset, asked.memory_bytes, memory, paged=paged), asked.memory_bytes
 
 
-def share_memory_anew(run: ResolvedRun, n_workers: int) -> int:
-    """Return each worker's part, in bytes, of the budget the run was begun with, for another number of local workers."""
+def share_memory_anew(run: ResolvedRun, n_workers: int) -> RunConfig:
+    """Return the configuration for another number of workers, local ones or 0, by the budget that the run was begun with.
+
+    Workers of this machine share it; each of a cluster has all of it.
+    """
     from ..cluster.memory import model_bytes, worker_memory
 
-    assert run.config.rounds is not None
-    assert run.config.rounds.shared_memory is not None
+    config = run.config
+    assert config.rounds is not None
+    budget = config.rounds.shared_memory or config.memory
+    rounds = replace(config.rounds, shared_memory=budget)
+    if not n_workers:
+        return replace(config, memory=budget, rounds=rounds)
     lanes = run.problem.subset(run.groups[0].lanes)
-    return worker_memory(
-        run.config.rounds.shared_memory,
+    memory = worker_memory(
+        budget,
         n_workers,
         model_bytes(lanes, run.options.solver_memory(lanes, run.dataset)),
         "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
     )
+    return replace(config, memory=memory, rounds=rounds)

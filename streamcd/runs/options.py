@@ -81,7 +81,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
 
     tol: float | None = option(
         None,
-        "Stop at this relative duality gap, (primal - dual) / primal.",
+        "Stop at this relative duality gap, (primal - dual) / max(|primal|, 1e-9 P(0)), P(0) being the objective with all "
+        "weights 0.",
         default_is="1e-3",
     )
     eps: float | None = option(

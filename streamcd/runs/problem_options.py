@@ -439,7 +439,8 @@ class SharedRounds:
     """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
 
     worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
-    shared_memory: Positive | None = None  # bytes that workers of this machine share with this process
+    # bytes that workers of this machine share with this process, and that each of a cluster has, where they are not `memory`
+    shared_memory: Positive | None = None
 
     def __post_init__(self) -> None:
         check_positive(worker_timeout=self.worker_timeout)

@@ -21,7 +21,8 @@ from ..dataset.kept_columns import coded_texts
 from ..report.scores import CRITERIA, best_of, best_text
 from ..training import checkpoint
 from ..training.loop import Session
-from ..training.result import Result, TuneResult, relative_gaps
+from ..training.result import Result, TuneResult
+from ..training.stopping import relative
 from .carry_out import advise, carry_out, result_of, train_groups
 from .config import ResolvedRun, Search, write_config
 from .describe import SCORES
@@ -64,7 +65,7 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
     summary = {
         "n_lanes": int(lanes["passes"].size),
         "passes": int(lanes["passes"].max()),
-        "gap": float(relative_gaps(lanes).max()),
+        "gap": float(relative(lanes).max()),
         "converged": bool(lanes["converged"].all()),
         "bytes_read": outcome.bytes_read,
         "seconds": outcome.seconds,

@@ -208,8 +208,8 @@ def _go_on(
 
             dataset, _ = with_folds(dataset, config.tune, config.memory)
         run = reopen(path, config, dataset)
-        if on_workers.local and config.rounds is not None and config.rounds.shared_memory is not None:
-            config = replace(config, memory=share_memory_anew(run, on_workers.local))
+        if config.rounds is not None:
+            config = share_memory_anew(run, on_workers.local)
             run = replace(run, config=config)
         previous = previous_run(run, [])
         if differs(config):

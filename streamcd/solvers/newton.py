@@ -97,11 +97,9 @@ class NewtonSolver(Solver):
         self.add_window(window, state, order)
 
     def begin_read(self, state: State) -> None:
-        """Move w to where the read is made; lanes that have not begun are read where they are."""
-        lanes, training = state.phase(TRAIN, CERTIFY), state.phase(TRAIN)
-        begun = state.lanes["begun"]
-        for lane in training[begun[training]].tolist():
-            self._move(state, lane)
+        """Clear the sums; lanes that train again after their end are moved first."""
+        lanes, begun = state.phase(TRAIN, CERTIFY), state.lanes["begun"]
+        self._move_lanes(state, state.phase(TRAIN))
         for array in self._sums_of(state):
             array[lanes] = 0.0
         state.matrices["step"][state.phase(CERTIFY)] = 0.0
@@ -165,9 +163,10 @@ class NewtonSolver(Solver):
     # -- the end of a read
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Store ``‖∇f(0)‖``, which the first read has summed."""
+        """Store ``‖∇f(0)‖``, which the first read has summed, and move w of lanes that go on to where the next is made."""
         norm = state.lanes["start_norm"]
         norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
+        self._move_lanes(state, trained[state.lanes["phase"][trained] == TRAIN])
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane by dual variables made of the read's; see `protocol.certificate`."""
@@ -218,6 +217,13 @@ class NewtonSolver(Solver):
 
     # -- steps
 
+    def _move_lanes(self, state: State, lanes: np.ndarray) -> None:
+        """Move those of some lanes whose sums are of their w."""
+        begun = state.lanes["begun"]
+        for lane in lanes[begun[lanes]].tolist():
+            self._move(state, lane)
+            begun[lane] = False
+
     def _move(self, state: State, lane: int) -> None:
         """Move w of a lane to where the next read is made: along the last step, if it was too long, or by a new one."""
         kept, step = state.lanes, state.matrices["step"][lane]
@@ -229,11 +235,13 @@ class NewtonSolver(Solver):
             state.w[:, lane] += (length - 1.0) * step
             step *= length
             kept["searches"][lane], kept["line_share"][lane] = True, 1.0
+            kept["estimate"][lane], kept["estimated_primal"][lane] = left, here
             return
         kept["base_primal"][lane] = here
         kept["line_share"][lane] = max(_LINE_FALL * kept["line_share"][lane], _LEAST_LINE)
         kept["searches"][lane] = not kept["gap"][lane] <= _CLOSE * here if "gap" in kept else True
-        self._solve(state, lane, step)
+        # Newton's decrement estimates the gap of early weights, which their dual variables do not bound
+        kept["estimate"][lane], kept["estimated_primal"][lane] = self._solve(state, lane, step), here
         if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
             step *= 2.0
         state.w[:, lane] += step
@@ -250,19 +258,20 @@ class NewtonSolver(Solver):
             objectives[0] = state.lanes["base_primal"][lane] if step.any() else np.inf
         return np.asarray(objectives)
 
-    def _solve(self, state: State, lane: int, step: np.ndarray) -> None:
-        """Set `step` to that which minimises the quadratic model. Uses up the Hessian."""
+    def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
+        """Set `step` to that which minimises the quadratic model; returns by how much. Uses up the Hessian."""
         hessian, v = state.matrices["hessian"][lane], state.matrices["v"][lane].sum(axis=0)
         w, n, penalty = state.w[:, lane].copy(), self._n_penalised, Penalty.of_lane(self.problem, lane)
         model = MatrixModel(hessian, v)
         if penalty.l1:
-            moved = w.copy()
+            moved, pull = w.copy(), v.copy()
             minimise(model, moved, penalty)
             step[:] = moved - w
-            return
+            return 0.5 * float(np.einsum("i,i->", step, pull + v)) - penalty.change(w, step)
         v[:n] -= penalty.l2 * w[:n]
         np.einsum("ii->i", hessian)[:n] += penalty.l2
         step[:] = solve_positive(hessian, v)
+        return 0.5 * float(np.einsum("i,i->", step, v))
 
 
 def _by_lane(w: np.ndarray) -> np.ndarray:

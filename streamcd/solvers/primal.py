@@ -233,6 +233,11 @@ class PrimalSolver(Solver):
             primitives.shuffle(chosen, key)
         return chosen
 
+    def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
+        """Iterate over those of all rows, with the first window."""
+        for rows in self._rows(state).iter_blocks() if window.number == 0 else ():
+            yield rows.kind, rows.weight, rows.target
+
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""
         state.rows.pop("fresh", None)  # which keeps checkpoints small

@@ -12,6 +12,7 @@ form; those shown to users are multiplied by r, `Problem.scale`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.setting import Setting, default_code, diagonal_view
-from ..kernels.loss_table import CLASSES, LOSSES, MARGINS, PLANES, Loss, row_loss
+from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, MARGINS, MULTINOMIAL, PLANES, Loss, row_loss
 from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs
 
@@ -166,6 +167,26 @@ class Problem:
         rows = w[self.penalised]
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
         return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1.any() else ridge
+
+    def losses_at_zero(self, kind: np.ndarray, weight: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Sum every lane's losses of some rows with all weights 0; `kind` is a row's class times the folds, plus its fold.
+
+        `weight` is empty if all are 1, `target` where rows have classes.
+        """
+        loss, total = self.row_loss, np.zeros(self.n_lanes)
+        if self.has_targets:
+            factors, weight = weight if weight.size else np.ones(kind.size), np.zeros(kind.size)
+            add_losses(loss, target, np.zeros(kind.size), factors, weight)
+        sums = np.bincount(kind, weight if weight.size else None)
+        # one by one: a table of classes and lanes may be a large view
+        for number in np.flatnonzero(sums).tolist():
+            code, fold = divmod(number, max(self.n_folds, 1))
+            counts = self.lane_fold != fold
+            if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0
+                counts &= self.sign[code] > 0
+            total += sums[number] * (self.cost[code] * counts)
+        entropic = loss.kind in (LOG_LOSS, MULTINOMIAL)
+        return math.log(max(self.lane_vectors, 2)) * total if entropic else total
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""

@@ -7,11 +7,13 @@ complete after every window. A new solver is a kernel, a class that implements `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..kernels.primitives import N_TOTALS, UNIT, Total
@@ -143,6 +145,24 @@ class Solver(ABC):
     @abstractmethod
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Visit the items of a window once, in a random order that is a function of `key`."""
+
+    def add_at_zero(self, dataset: Dataset, window: Window, state: State) -> None:
+        """Add the losses of a window's rows with all weights 0 to the totals of a run's first read, after their visit."""
+        shift = dataset.centre.target if self.layout.centred and dataset.centre is not None else 0.0
+        for kind, weight, target in self.constants(window, state) if window.read == 0 else ():
+            for start in range(0, kind.size, BLOCK_WEIGHTS):
+                rows = slice(start, start + BLOCK_WEIGHTS)
+                some = kind[rows], np.ascontiguousarray(weight[rows]), target[rows] + shift
+                state.totals[:, Total.AT_ZERO] += self.problem.losses_at_zero(*some)
+
+    def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
+        """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""
+        arena, n_folds = window.arena, self.problem.n_folds
+        for _, start, stop in window.chunk_ranges():
+            kind = arena.code[start:stop].astype(np.int64)
+            if n_folds:
+                kind = kind * n_folds + arena.fold[start:stop]
+            yield kind, arena.weight[start:stop], arena.target[start:stop]
 
     @abstractmethod
     def end_read(self, state: State, trained: np.ndarray) -> None:

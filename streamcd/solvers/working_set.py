@@ -10,7 +10,7 @@ A checkpoint inside a read is that of its beginning: a resumed run visits the re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -223,6 +223,10 @@ class WorkingSetSolver(Solver):
         if not (lanes.size and state.read):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
+
+    def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
+        """Iterate over those of all rows, with the first window."""
+        return iter([tuple(self._constants)] if window.number == 0 else [])
 
     # -- the end of a read
 

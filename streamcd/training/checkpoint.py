@@ -35,7 +35,7 @@ from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    4,
+    5,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",

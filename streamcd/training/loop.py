@@ -30,6 +30,7 @@ from .stopping import (
     BY_TIME,
     StopRule,
     new_lane_arrays,
+    relative,
     reopen,
     update_lane_phases,
 )
@@ -104,8 +105,7 @@ class TrainingLoop(ABC):
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
         self.state, self.paged = task.solver.new_state(), task.solver.paged
-        centred = task.solver.layout.centred
-        self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
+        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self.slots = directory.open_slots(
             task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
         )
@@ -223,7 +223,7 @@ class TrainingLoop(ABC):
         lanes, rule = self.state.lanes, self.task.rule
         measured = lanes["seen_violation"]
         if rule.tol is not None:  # nan where there is no estimate yet
-            measured = lanes["estimate"] / np.maximum(lanes["estimated_primal"], 1e-300)
+            measured = relative(lanes, "estimate", "estimated_primal")
         is_open = lanes["phase"] != DONE
         return TrainingStatus(
             task=self.task.name,
@@ -247,7 +247,12 @@ class TrainingLoop(ABC):
         names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
         names |= {name: name for name in ("primal", "dual", "gap")}
         figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
-        figures["violation"] = float(lanes["seen_violation"].max())
+        largest = {
+            "relative_gap_estimate": relative(lanes, "estimate", "estimated_primal"),
+            "relative_gap": relative(lanes),
+            "violation": lanes["seen_violation"],
+        }
+        figures |= {name: float(of_lanes.max()) for name, of_lanes in largest.items()}
         return {
             "passes": int(lanes["passes"].max()),
             "open_lanes": int((lanes["phase"] != DONE).sum()),
@@ -276,6 +281,8 @@ class Loop(TrainingLoop):
         task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
         task.solver.load_kernels(task.dataset, self.state)
+        none = np.zeros(0)
+        task.problem.losses_at_zero(none.astype(np.int64), none, none)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
@@ -355,6 +362,7 @@ class Loop(TrainingLoop):
         self._by_threads([partial(load, *one) for one in chunks if back or not self.present[one[0]]])
         loaded = time.monotonic()
         solver.visit(window, state, self.order, random_key(self.task.seed, window.read, window.number))
+        solver.add_at_zero(self.task.dataset, window, state)
         visited = time.monotonic()
         for chunk, start, stop in chunks if training else ():
             self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]

@@ -15,7 +15,7 @@ from ..core.memory_budget import peak_memory_bytes
 from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
-from .stopping import BY_TIME, REASONS, StopRule
+from .stopping import BY_TIME, REASONS, StopRule, relative
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -43,12 +43,13 @@ class Result:
     run: str  # the run directory
     primal_objective: float  # sum over all problems: classes, values of C
     dual_objective: float  # likewise
-    gap: float  # largest (primal - dual) / primal of a problem, with what rounding may add to it
-    rounding: float  # largest bound on the rounding error of a gap, relative to the primal objective
+    # largest (primal - dual) / max(|primal|, 1e-9 P(0)) of a problem, with what rounding may add to it; P(0) is the primal
+    # objective with all weights 0
+    gap: float
+    rounding: float  # largest bound on the rounding error of a gap, relative likewise
     violation: float  # largest violation of optimality at the certified weights (LIBLINEAR's measure)
     converged: bool  # all problems are
-    # of the problem that ended worst: "gap", "zero" (the objective is, but for rounding), "violation",
-    # "max_passes", "rounding" or "time"
+    # of the problem that ended worst: "gap", "violation", "max_passes", "rounding" or "time"
     stop_reason: str
     passes: int  # training passes of the slowest problem
     seconds: float  # of all sessions of the run, of those before without loading kernels
@@ -63,8 +64,8 @@ class Result:
     eps: float | None  # the violation that was
     # if it has not converged: changes that would take fewer passes
     advice: list[str] = field(default_factory=list)
-    # False if it has not converged, and more passes would change little: `advice` says what would
-    more_passes_help: bool = True
+    # it has not converged, and more passes are the way on; where they would change little, `advice` says what would
+    more_passes_help: bool = False
 
     def __repr__(self) -> str:
         ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
@@ -143,18 +144,10 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def relative_gaps(lanes: dict[str, np.ndarray], part: str = "gap") -> np.ndarray:
-    """Compute (primal - dual) / primal of every lane, or its `part` "rounding"; 0 if the primal is 0."""
-    primal = np.abs(lanes["primal"])
-    return np.divide(lanes[part], primal, out=np.zeros_like(primal), where=primal != 0)
-
-
 def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule: StopRule) -> Result:
     """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
-    kept = outcome.lanes | {
-        name: problem.scale * outcome.lanes[name] for name in ("primal", "dual", "gap", "rounding")
-    }
-    gaps = relative_gaps(kept)
+    kept = outcome.lanes | {name: problem.scale * outcome.lanes[name] for name in ("primal", "dual")}
+    gaps = relative(outcome.lanes)
     omegas = kept.get("kept_omega", np.ones(problem.n_lanes))
     tells_omega = (omegas != 1.0) | (kept.get("trial_begin", omegas) > 1)
     return Result(
@@ -162,7 +155,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule:
         primal_objective=float(kept["primal"].sum()),
         dual_objective=float(kept["dual"].sum()),
         gap=float(gaps.max()),
-        rounding=float(relative_gaps(kept, "rounding").max()),
+        rounding=float(relative(outcome.lanes, "rounding").max()),
         violation=float(kept["violation"].max()),
         converged=bool(kept["converged"].all()),
         stop_reason=worst_reason(kept["reason"]),
@@ -174,6 +167,7 @@ def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule:
         n_features=problem.n_features,
         n_rows=n_rows,
         n_lanes=problem.n_lanes,
+        more_passes_help=outcome.is_cut_short,
         lanes=[
             {
                 "label": lane.label,

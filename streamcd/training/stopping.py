@@ -15,10 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import DatasetError, UsageError
-from ..dataset.dataset import Dataset
-from ..kernels.losses import add_losses
-from ..kernels.primitives import NO_STEP, UNIT, Total
-from ..solvers.problem import Problem
+from ..kernels.primitives import Total
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimates, Solver, State
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
@@ -35,7 +32,7 @@ Lanes = dict[str, np.ndarray]
 class StopRule:
     """Conditions for stopping; one of `tol` and `eps` is None."""
 
-    tol: float | None  # largest relative duality gap, (primal - dual) / primal
+    tol: float | None  # largest relative duality gap, see `relative`
     eps: float | None  # LIBLINEAR 2.50's rule: M - m, |M| and |m| at most eps over a full pass
     max_passes: int  # training passes of a lane
 
@@ -56,6 +53,25 @@ def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Relative gaps
+
+
+_LEAST_PRIMAL = 1e-9
+"""Part of the objective with all weights 0 below which gaps are relative to that part: nearer to 0 lies rounding."""
+
+
+def objective_size(lanes: Lanes, primal: str = "primal") -> np.ndarray:
+    """Return what every lane's gap is relative to: ``max(|primal|, 1e-9 P(0))``, the primal alone in the first read."""
+    return np.asarray(np.maximum(np.abs(lanes[primal]), _LEAST_PRIMAL * lanes["at_zero"]))
+
+
+def relative(lanes: Lanes, part: str = "gap", primal: str = "primal") -> np.ndarray:
+    """Return every lane's gap over its `objective_size`, or another `part`; 0 where both are 0, nan where not known."""
+    size = objective_size(lanes, primal)
+    return np.divide(lanes[part], size, out=np.zeros_like(size), where=size != 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Reasons
 
 
@@ -69,9 +85,10 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason("gap", True),  # it is within the tolerance
-    Reason("zero", True),  # the objective is as good as 0, and not proven to be above 0
     Reason("violation", True),  # LIBLINEAR's rule holds over a pass with all rows
-    Reason(  # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective
+    # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective; or a read
+    # that trains changed neither objective nor gap
+    Reason(
         "rounding",
         shortfall="not converged {after}: with what rounding may add, the relative gap is {gap:.2g}, which more passes "
         "hardly change; scale the values (convert with --scale maxabs), or give a larger tolerance or, of a loss that has "
@@ -89,14 +106,14 @@ BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
 
 def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
     """Set the lanes in `ended` done, for the reason that their last certificate gives, or open where it gives none."""
-    gap, primal, passes = lanes["gap"], np.abs(lanes["primal"]), lanes["passes"] >= rule.max_passes
-    allowed = -np.inf if rule.tol is None else rule.tol * primal
+    gap, passes = lanes["gap"], lanes["passes"] >= rule.max_passes
+    stays = lanes["stays"] & bool(rule.tol)
+    allowed = -np.inf if rule.tol is None else rule.tol * objective_size(lanes)
     holds = np.array(
         [
             gap <= allowed,
-            (primal <= lanes["negligible"]) & (lanes["dual"] <= 0.0) & (rule.tol is not None),
             _is_optimal(lanes, rule),
-            (gap - lanes["rounding"] <= allowed) & (lanes["stays"] & bool(rule.tol) | passes),
+            (gap - lanes["rounding"] <= allowed) & (stays | passes) | lanes["stalls"] & stays,
             passes,
         ]
     )
@@ -115,38 +132,19 @@ def _is_optimal(lanes: Lanes, rule: StopRule) -> np.ndarray:
 # Lanes
 
 
-def new_lane_arrays(problem: Problem, dataset: Dataset, *, centred: bool) -> Lanes:
+def new_lane_arrays(n_lanes: int) -> Lanes:
     """Make the per-lane arrays of the rules."""
-    n_lanes = problem.n_lanes
     numbers = (*CERTIFIED, "estimate", "estimated_primal", "seen_violation")
     return {
         **{name: np.full(n_lanes, np.nan) for name in numbers},
+        "at_zero": np.zeros(n_lanes),  # the objective with all weights 0, from the end of the first read on
         **{name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes", "n_active")},
-        **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays")},
+        **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays", "stalls")},
         "whole": np.ones(n_lanes, dtype=bool),  # the last pass visited all rows
         "reason": np.full(n_lanes, UNFINISHED),
         # share of the allowed gap that the estimate has to reach; smaller after a failure
         "caution": np.ones(n_lanes),
-        "negligible": _rounding_at_zero(problem, dataset, centred=centred),
     }
-
-
-def _rounding_at_zero(problem: Problem, dataset: Dataset, *, centred: bool) -> np.ndarray:
-    """Bound the rounding of every lane's objective at w = 0, as if all targets, which may be centred, were the largest.
-
-    It is 0 where weights of rows are not known, and minus infinity without targets, where no optimum is 0.
-    """
-    share = max((dataset.n_rows + 64.0) * UNIT, NO_STEP)
-    if dataset.targets is None or not problem.has_targets:
-        return np.full(problem.n_lanes, -np.inf)
-    if dataset.weighted:
-        return np.zeros(problem.n_lanes)
-    ends, losses = np.array([dataset.targets["min"], dataset.targets["max"]]), np.zeros(2)
-    if centred and dataset.centre is not None:
-        ends -= dataset.centre.target
-    add_losses(problem.row_loss, ends, np.zeros(2), np.ones(2), losses)
-    # of a sum over the rows; and margins that are nearer to what the loss wants are left alone
-    return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))
 
 
 def update_lane_phases(
@@ -159,15 +157,17 @@ def update_lane_phases(
     """
     _refuse_infinite(state, data)
     lanes, trained, certified = state.lanes, state.phase(TRAIN), state.phase(START, CERTIFY)
+    if state.read == 0:
+        lanes["at_zero"][:] = state.totals[:, Total.AT_ZERO]
     lanes["passes"][trained] += 1
     lanes["n_active"][trained] = state.totals[trained, Total.N_ACTIVE].astype(np.int64)
     lanes["dual_sum"][trained] += state.totals[trained, Total.DUAL]
     estimates = solver.estimate(state, trained) if trained.size else None
-    if estimates is None:  # the pass was made at fixed w
-        at_fixed_w = at_fixed_w or trained.size > 0
+    reads_train = estimates is None and trained.size > 0  # the pass was made at fixed w
+    if estimates is None:
         lanes["phase"][trained], certified = CERTIFY, np.union1d(trained, certified)
     if certified.size:
-        _conclude_certificates(state, rule, solver, at_fixed_w=at_fixed_w)
+        _conclude_certificates(state, rule, solver, at_fixed_w or reads_train, reads_train)
     if estimates is None:
         for name, found in (("estimate", "gap"), ("estimated_primal", "primal")):
             lanes[name][trained] = lanes[found][trained]
@@ -178,7 +178,7 @@ def update_lane_phases(
 
 def _refuse_infinite(state: State, data: str) -> None:
     certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
-    sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL]]
+    sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL, Total.AT_ZERO]]
     if np.isfinite(sums).all() and not np.isinf(certificates).any():
         return
     raise DatasetError(
@@ -187,7 +187,9 @@ def _refuse_infinite(state: State, data: str) -> None:
     )
 
 
-def _conclude_certificates(state: State, rule: StopRule, solver: Solver, *, at_fixed_w: bool) -> None:
+def _conclude_certificates(
+    state: State, rule: StopRule, solver: Solver, at_fixed_w: bool, reads_train: bool
+) -> None:
     lanes, starting, certified = state.lanes, state.phase(START), state.phase(CERTIFY)
     proof = solver.certificate(state)
     for some in (starting, certified):
@@ -195,6 +197,7 @@ def _conclude_certificates(state: State, rule: StopRule, solver: Solver, *, at_f
     lanes["phase"][starting] = TRAIN
     change = np.abs(proof["primal"] - lanes["primal"])
     lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
+    lanes["stalls"][certified] = (proof["gap"] >= lanes["gap"])[certified] & reads_train
     for name in CERTIFIED:
         lanes[name][certified] = proof[name][certified]
     if at_fixed_w:
@@ -232,8 +235,8 @@ def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimate
             estimate, previous, out=np.ones_like(estimate), where=previous > 0.0
         )  # nan before the first pass
         expected = (estimate - at_end) * np.minimum(fall, 1.0) + at_end
-        size, caution = np.abs(lanes["estimated_primal"][trained]), lanes["caution"][trained]
-        hopeful = (expected <= caution * rule.tol * size) | (size <= caution * lanes["negligible"][trained])
+        size, caution = objective_size(lanes, "estimated_primal")[trained], lanes["caution"][trained]
+        hopeful = expected <= caution * rule.tol * size
     else:
         hopeful = _is_optimal(lanes, rule)[trained]
     ends = hopeful | (lanes["passes"][trained] >= rule.max_passes)

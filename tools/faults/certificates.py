@@ -128,19 +128,18 @@ def false_claims(
 
     with mpmath.workdps(60):
         exact, best = _of_weights(run, C, rows, w, strength)
-        slack = (ROUNDING + tol / 10 + answer.get("rounding", 0.0)) * abs(exact)
+        size = max(
+            abs(exact), mpmath.mpf("1e-9") * _at_zero(run, C, rows, strength)
+        )  # which gaps are relative to
+        slack = (ROUNDING + tol / 10 + answer.get("rounding", 0.0)) * size
         claims = []
         if abs(mpmath.mpf(answer["primal_objective"]) - exact) > slack:
             claims.append(f"primal {answer['primal_objective']!r}, exact {mpmath.nstr(exact, 17)}")
         if mpmath.mpf(answer["dual_objective"]) > best + slack:
             claims.append(f"dual {answer['dual_objective']!r} above the optimum {mpmath.nstr(best, 17)}")
-        if (
-            run.entry.has_targets and answer["stop_reason"] == "zero"
-        ):  # the objective is zero but for the rounding of that of w = 0
-            slack += ROUNDING * _at_zero(run, C, rows, strength)
-        if answer["converged"] and exact - best > mpmath.mpf(tol) * abs(exact) + slack:
+        if answer["converged"] and exact - best > mpmath.mpf(tol) * size + slack:
             claims.append(
-                f"converged, and its exact suboptimality is {mpmath.nstr((exact - best) / abs(exact), 3)}"
+                f"converged, and its exact suboptimality is {mpmath.nstr((exact - best) / size, 3)}"
             )
         return claims
 
