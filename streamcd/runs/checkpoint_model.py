@@ -90,8 +90,9 @@ def load_checkpoint(
     if resolved.centre is not None:
         w[-1] = resolved.centre.stored_bias(w, resolved.problem.bias)
     certificate, encoding = _certificate(state, resolved.problem.scale), encoding_of(resolved.dataset)
-    deviations = resolved.dataset.read_deviations()
-    return make_model(resolved, lanes, certificate, w[:-1], w[-1], encoding, deviations)
+    model = make_model(resolved, lanes, certificate, w[:-1], w[-1], encoding)
+    model.deviations = resolved.dataset.read_deviations()
+    return model
 
 
 def describe_checkpoint(run: str | os.PathLike[str], model: Model) -> str:

@@ -48,8 +48,9 @@ def save_models(
             weights = np.zeros((run.problem.n_features, last.size))
             rows = _weight_rows(directory, run, lanes, last=False)
         encoding = encoding_of(run.dataset, held=False)
-        of_rows = deviations if rows is not None else deviations[weights.feature]
-        make_model(run, lanes, certificate, weights, last, encoding, of_rows).save(path, rows)
+        model = make_model(run, lanes, certificate, weights, last, encoding)
+        model.deviations = deviations[weights.feature] if rows is None else deviations
+        model.save(path, rows)
     return True
 
 
@@ -89,7 +90,6 @@ def make_model(
     weights: Any,  # an array, or `SparseWeights`
     bias_weight: np.ndarray,
     encoding: Encoding | None,
-    deviations: np.ndarray | None = None,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
     problem, options, dataset = run.problem, run.options, run.dataset
@@ -119,7 +119,6 @@ def make_model(
         encoding=encoding,
         parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
         indices=indices_of(dataset).kept,
-        deviations=deviations,
     )
 
 
