@@ -118,6 +118,14 @@ class InMemoryDataset(_Arrays, Dataset):
         occurs = np.flatnonzero(count)
         yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
 
+    def _entry_counts(self) -> np.ndarray:
+        """Count the entries of every feature, some of them at a time: temporary arrays have a few bytes a feature."""
+        counts, (_, feature, _) = np.zeros(self.n_features, np.uint64), self.rows
+        step = max(self.n_features // 2, CHUNK_BYTES)
+        for start in range(0, feature.size, step):
+            counts += np.bincount(feature[start : start + step], minlength=self.n_features).view(np.uint64)
+        return counts
+
 
 class _InMemoryColumns(_Arrays, Columns):
     """Column layout of a dataset in memory; each feature is whole, in one chunk."""
