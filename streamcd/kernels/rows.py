@@ -126,7 +126,8 @@ def place_rows(rows, classes, rank, offsets, arena):
         for k in range(feature.size):
             out[k] = rank[feature[k]]
     else:
-        out[:] = feature
+        for k in range(feature.size):
+            out[k] = feature[k]
     indptr[first] = end
     for i in range(label.size):
         end += n_entries[i]
