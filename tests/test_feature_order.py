@@ -83,7 +83,7 @@ def in_source_order(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_ranks_descend_by_entries_and_features_of_one_count_stand_as_in_the_source() -> None:
     counts = np.array([2, 0, 7, 2**33, 2, 0, 2**32, 9], np.uint64)
-    assert make_rank(counts).tolist() == [4, 6, 3, 0, 5, 7, 1, 2, 8]
+    assert make_rank(counts).tolist() == [4, 6, 3, 0, 5, 7, 1, 2, 8]  # 2**32 - 1 and more count as much
     assert make_rank(counts[:0]).tolist() == [0]
 
 

@@ -119,12 +119,12 @@ class InMemoryDataset(_Arrays, Dataset):
         yield {"feature": occurs, **{name: column[occurs] for name, column in figures.items()}}
 
     def _entry_counts(self) -> np.ndarray:
-        """Count the entries of every feature, some of them at a time: temporary arrays have a few bytes a feature."""
-        counts, (_, feature, _) = np.zeros(self.n_features, np.uint64), self.rows
-        step = max(self.n_features // 2, CHUNK_BYTES)
-        for start in range(0, feature.size, step):
-            counts += np.bincount(feature[start : start + step], minlength=self.n_features).view(np.uint64)
-        return counts
+        """Count the entries of every feature, about as many at a time as there are features: they are copied."""
+        counts, (_, feature, _) = np.zeros(self.n_features, np.int64), self.rows
+        n_parts = 1 + feature.size // max(self.n_features, CHUNK_BYTES)
+        for some in np.array_split(feature, n_parts):
+            counts += np.bincount(some, minlength=self.n_features)
+        return counts.view(np.uint64)
 
 
 class _InMemoryColumns(_Arrays, Columns):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..dataset.feature_order import MOST_UNRANKED, RANK_BYTES
+from ..dataset.feature_order import MOST_UNRANKED
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
 from ..kernels.weights import N_BUCKETS
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
@@ -43,7 +43,7 @@ def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
         targets = problem.has_targets
         layout = RowLayout(width, n_lanes, has_targets=targets, centred=centred, ranked=ranked)
     copies = 1 + accelerated + problem.free_bias + (2 if n_lanes == 1 and size <= MOST_COPIED else 0)
-    more = 16 * N_BUCKETS * n_lanes + RANK_BYTES * ranked * problem.n_features  # sketches, the rank
+    more = 16 * N_BUCKETS * n_lanes + 4 * ranked * (problem.n_features + 1)  # sketches, the rank
     return SolverMemory(layout, 8 * size * copies + more, message=8 * size * (1 + problem.free_bias))
 
 

@@ -51,7 +51,7 @@ class State:
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
-    def stored_arrays(self, rank: np.ndarray) -> dict[str, np.ndarray | SourceRows]:
+    def stored_arrays(self, rank: np.ndarray) -> dict[str, Any]:
         """Return `to_arrays` as a checkpoint needs them: those over features, which stand by `rank`, in the source's order.
 
         Before the first window they are without weights that are zeros.
@@ -70,9 +70,8 @@ class State:
         they are copied: there may not be memory for two of each.
         """
         own = self.to_arrays()
-        for name in () if arrays["position"].any() else own:
-            if _is_of_weights(name):
-                arrays.setdefault(name, own[name])
+        if not arrays["position"].any():
+            arrays |= {name: own[name] for name in own.keys() - arrays.keys() if _is_of_weights(name)}
         for name, array in own.items():
             if arrays[name].shape != array.shape:
                 raise ValueError(f"{name} has shape {arrays[name].shape}")

@@ -78,7 +78,7 @@ class Run:
     def write_config(self, config: Mapping[str, Any]) -> None:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
 
-    def write_state(self, arrays: Mapping[str, np.ndarray | SourceRows], files: Sequence[Path] = ()) -> None:
+    def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
         The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
@@ -190,7 +190,7 @@ class MemoryRun(Run):
         """Return the part of that name; with "" the run itself."""
         return self._parts.setdefault(name, MemoryRun()) if name else self
 
-    def write_state(self, arrays: Mapping[str, np.ndarray | SourceRows], files: Sequence[Path] = ()) -> None:
+    def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Keep the arrays, not copied."""
         self._arrays = arrays
 

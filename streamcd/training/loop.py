@@ -107,8 +107,7 @@ class TrainingLoop(ABC):
         layout = task.solver.layout
         self.rank = task.dataset.feature_rank if layout.ranked else SOURCE_ORDER
         self.state, self.paged = task.solver.new_state(), task.solver.paged
-        centred = layout.centred
-        self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=centred))
+        self.state.lanes.update(new_lane_arrays(task.problem, task.dataset, centred=layout.centred))
         self.slots = directory.open_slots(
             task.dataset, layout.state_bytes, self.paged.slots if self.paged else None
         )
@@ -165,7 +164,7 @@ class TrainingLoop(ABC):
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
-        arrays: dict[str, Any] = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
+        arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
         arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
         arrays["bytes_read"] = np.array(self._bytes_read())
         self.directory.write_state(arrays, self.slots.unsynced())
