@@ -16,8 +16,9 @@ import scipy.sparse as sp
 from small_datasets import columns_of, random_rows, write_dataset
 
 import streamcd
+from streamcd import convert, train
 from streamcd import open as open_dataset
-from streamcd import train
+from streamcd.cli.synthetic import write_text_like
 from streamcd.core.errors import UsageError
 from streamcd.core.memory_budget import (
     RESERVED_BYTES,
@@ -189,6 +190,22 @@ def test_wide_rows_and_large_chunks_stay_within_their_budget(tmp_path: Path) -> 
     budget = RUNNING_BYTES + 130_000_000
     peak, _ = peak_of_training(tmp_path / "data", tmp_path / "run", memory=budget, max_passes=3, tol=1e-9)
     assert_within(peak, budget)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"bias": 1.0, "unpenalized_bias": True}])
+def test_weights_in_the_order_of_their_use_stay_within_the_budget(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Two million features, whose counts are sorted first."""
+    text, data = tmp_path / "text", tmp_path / "data"
+    write_text_like(text, n_rows=300_000, n_features=2_000_000, entries_per_row=90, seed=0)
+    convert(text, data, memory="1GB")
+    peak, result = peak_of_training(
+        data, tmp_path / "run", memory=300_000_000, max_passes=3, tol=1e-9, checkpoint_every=0.5, **more
+    )
+    assert_within(peak, 300_000_000)
+    assert result["bytes_read"] > 400_000_000
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import counted
+from .feature_order import SourceRows
 
 STATISTICS = "feature", "n_entries", "min", "max", "mean", "mean_square"
 """Columns of ``features.parquet`` by which features are centred."""
@@ -38,10 +39,10 @@ class Centre:
         squares[mine] = self.squares[np.isin(self.features, piece["feature"])]
         return squares
 
-    def enter(self, w: np.ndarray, bias: float) -> None:
+    def enter(self, w: SourceRows, bias: float) -> None:
         """Turn weights (n_features + 1, vectors) for stored values into those for centred ones, in place; 0 stays 0."""
         moved = (_exact_sums(self.shifts[:, None] * w[self.features]) - self.target) / bias
-        w[-1] += np.where(w.any(axis=0), moved, 0.0)
+        w[-1] += np.where(w.array.any(axis=0), moved, 0.0)
 
     def leave(self, blocks: Iterable[np.ndarray], bias: float) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of weights for centred values as of those for stored ones; the last is the bias's."""
@@ -68,7 +69,7 @@ class Centre:
         return " and ".join(filter(None, (features, targets)))
 
 
-def move_sums(v: np.ndarray, old: Centre | None, new: Centre | None, bias: float) -> None:
+def move_sums(v: SourceRows, old: Centre | None, new: Centre | None, bias: float) -> None:
     """Turn ``Σ a_i (x_i - m)`` (n_features + 1, vectors), whose last row is ``bias Σ a_i``, into that of another m."""
     none = np.zeros(0, np.int64)
     features = np.union1d(*(none if centre is None else centre.features for centre in (old, new)))

@@ -23,6 +23,7 @@ from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns, open_columns
+from .feature_order import make_rank
 from .kept_columns import KEPT_FILE, kept_batches
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, class_labels, row_dtype
 from .source_features import Scaling
@@ -307,6 +308,19 @@ class Dataset(ChunkedTable):
         """
         columns = columns or [name for name in FEATURES.names if name != "name"]
         return read_groups(self.file("features.parquet"), columns, first=("feature", start))
+
+    @cached_property
+    def feature_rank(self) -> np.ndarray:
+        """Places of the features, and of the bias, in a training's arrays; see `feature_order`."""
+        return make_rank(self._entry_counts())
+
+    def _entry_counts(self) -> np.ndarray:
+        """Read the number of entries of every feature, uint64."""
+        counts = np.zeros(self.n_features, np.uint64)
+        with reading(self.file("features.parquet")):  # a feature beyond the width is damage too
+            for piece in self.read_features(("feature", "n_entries")):
+                counts[piece["feature"]] = piece["n_entries"]
+        return counts
 
     @cached_property
     def centre(self) -> Centre | None:

@@ -95,15 +95,16 @@ def sparse_rows(given, least, width_end, ignore, rows, state):
 
 
 @kernel
-def place_rows(rows, classes, offsets, arena):
-    """Copy a chunk's labels, numbers of entries and weights (none if all are 1) to an arena, in one call.
+def place_rows(rows, classes, rank, offsets, arena):
+    """Copy a chunk's labels, numbers of entries, weights (none if all are 1) and features to an arena, in one call.
 
     `offsets` are those of the first row, its first entry, and the end of the last one's in the arena's arrays: starts,
-    indices of classes (ascending labels), weights, targets. Labels are targets where the arena has room for these; else it
-    has none. Returns `FITS`, or `WRONG_COUNTS` or `WRONG_LABEL` with all starts as
-    before. A start is written once: the last one may be that of a row in training.
+    indices of classes (ascending labels), weights, targets, features. Labels are targets where the arena has room for these;
+    else it has none. Features, which are in range, become their `rank`, where there is one. Returns `FITS`, or
+    `WRONG_COUNTS` or `WRONG_LABEL` with all starts as before. A start is written once: the last one may be that of a row in
+    training.
     """
-    (label, n_entries, weight), (indptr, code, out_weight, target) = rows, arena
+    (label, n_entries, weight, feature), (indptr, code, out_weight, target, out_feature) = rows, arena
     first, end, stop = offsets
     left = stop - end
     for i in range(label.size):
@@ -120,6 +121,13 @@ def place_rows(rows, classes, offsets, arena):
         if high < 0 or classes[low] != label[i]:
             return WRONG_LABEL
         code[first + i] = low
+    out = out_feature[end:stop]
+    if rank.size:
+        for k in range(feature.size):
+            out[k] = rank[feature[k]]
+    else:
+        for k in range(feature.size):
+            out[k] = feature[k]
     indptr[first] = end
     for i in range(label.size):
         end += n_entries[i]

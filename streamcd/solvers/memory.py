@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import MOST_UNRANKED
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
 from ..kernels.weights import N_BUCKETS
 from ..stream.arenas import RESIDENT_WINDOW_ENTRIES, ColumnLayout, RowLayout
@@ -23,25 +24,27 @@ does not depend on the number of threads, and so neither do the windows."""
 
 
 def dual_memory(problem: Problem, *, accelerated: bool) -> SolverMemory:
-    """Count w and acceleration's, copies of w for two threads, and what a row has: dual variables and flags.
+    """Count w and acceleration's, copies of w for two threads, the rank, and what a row has: dual variables and flags.
 
     They are those of every lane, of the logistic loss ``C - alpha`` too: a subtraction would lose its digits. Losses of all
     classes have a variable of every class, and flags of those that leave.
     """
     size, n_lanes, centred = _size(problem), problem.n_lanes, problem.free_bias
+    ranked = MOST_UNRANKED < problem.n_features < 1 << 32  # ranks are uint32
     if problem.form == CLASSES:
         n_vectors = n_lanes * problem.lane_vectors
         n_flags, n_orders = (
             n_lanes if LOSSES[problem.loss].smooth else n_vectors,
             min(n_lanes, LANES_TOGETHER),
         )
-        layout = RowLayout(n_vectors, n_flags, n_orders=n_orders, centred=centred)
+        layout = RowLayout(n_vectors, n_flags, n_orders=n_orders, centred=centred, ranked=ranked)
     else:
         width = (2 if problem.row_loss.kind == LOG_LOSS else 1) * n_lanes
-        layout = RowLayout(width, n_lanes, has_targets=problem.has_targets, centred=centred)
+        targets = problem.has_targets
+        layout = RowLayout(width, n_lanes, has_targets=targets, centred=centred, ranked=ranked)
     copies = 1 + accelerated + problem.free_bias + (2 if n_lanes == 1 and size <= MOST_COPIED else 0)
-    sketches = 16 * N_BUCKETS * n_lanes
-    return SolverMemory(layout, 8 * size * copies + sketches, message=8 * size * (1 + problem.free_bias))
+    more = 16 * N_BUCKETS * n_lanes + 4 * ranked * (problem.n_features + 1)  # sketches, the rank
+    return SolverMemory(layout, 8 * size * copies + more, message=8 * size * (1 + problem.free_bias))
 
 
 def twin_sor_memory(problem: Problem) -> SolverMemory:

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import SourceRows
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
@@ -52,32 +53,45 @@ class State:
         arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
         return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
 
-    def stored_arrays(self) -> dict[str, np.ndarray]:
-        """Return `to_arrays` as a checkpoint needs them: before the first window, without weights that are zeros."""
-        arrays = self.to_arrays()
-        if not (self.read or self.window):
-            return {name: array for name, array in arrays.items() if not _is_of_weights(name) or array.any()}
-        return arrays
+    def stored_arrays(self, rank: np.ndarray) -> dict[str, Any]:
+        """Return `to_arrays` as a checkpoint needs them: those over features, which stand by `rank`, in the source's order.
 
-    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        Before the first window they are without weights that are zeros.
+        """
+        arrays, begun = self.to_arrays(), bool(self.read or self.window)
+        return {
+            name: SourceRows(array, rank) if self._is_over_features(name, array) else array
+            for name, array in arrays.items()
+            if begun or not _is_of_weights(name) or array.any()
+        }
+
+    def load_arrays(self, arrays: dict[str, np.ndarray], rank: np.ndarray) -> None:
         """Load a state that `stored_arrays` returned; raises `KeyError` or `ValueError` where it is of another shape.
 
-        Arrays of lanes, rows and matrices are kept, not copied, and weights are dropped once they are copied: there may not
-        be memory for two of each.
+        Arrays of lanes, rows and matrices are kept, not copied, and those over features dropped one after another, once
+        they are copied: there may not be memory for two of each.
         """
         own = self.to_arrays()
         if not arrays["position"].any():
-            arrays = {name: array for name, array in own.items() if _is_of_weights(name)} | arrays
+            arrays |= {name: own[name] for name in own.keys() - arrays.keys() if _is_of_weights(name)}
         for name, array in own.items():
             if arrays[name].shape != array.shape:
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
-        self.w[:] = arrays.pop("w")
+        for name, array in own.items():
+            if self._is_over_features(name, array):
+                stored, rows = arrays.pop(name), SourceRows(array, rank)
+                for block in rows.blocks():
+                    rows[block] = stored[block]
+            elif name.startswith("matrix_"):
+                self.matrices[name.removeprefix("matrix_")] = arrays[name]
         self.totals[:] = arrays["totals"]
         self.read, self.window = (int(number) for number in arrays["position"])
-        self.matrices = {name: arrays[f"matrix_{name}"] for name in self.matrices}
         self.lanes = {name: arrays[f"lane_{name}"] for name in self.lanes}
         # also those that are kept while lanes are certified
         self.rows = {name.removeprefix("row_"): arrays[name] for name in arrays if name.startswith("row_")}
+
+    def _is_over_features(self, name: str, array: np.ndarray) -> bool:
+        return _is_of_weights(name) and array.shape == self.w.shape
 
 
 def _is_of_weights(name: str) -> bool:

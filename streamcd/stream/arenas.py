@@ -14,6 +14,8 @@ from ..core.setting import class_indices
 from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import SOURCE_ORDER
+from ..kernels.primitives import unsigned
 from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, place_rows
 
 _LINE = 64  # bytes of a cache line
@@ -126,6 +128,7 @@ class RowLayout:
     n_orders: int = 1  # orders of a window's rows that the solver holds at a time
     has_targets: bool = False
     centred: bool = False  # features and targets are, see `dataset.centring`
+    ranked: bool = False  # features stand in the order of their use, see `dataset.feature_order`
 
     @property
     def state_bytes(self) -> int:
@@ -162,9 +165,10 @@ class RowLayout:
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernels are loaded."""
         centre, arena = table.centre if self.centred else None, self.new_arena(table, 2, 0)
+        rank = table.feature_rank if self.ranked else SOURCE_ORDER
         counts, values = np.zeros(0, table.index_dtype), np.zeros(0, table.value_dtype)
-        _place_rows(table, centre, arena, (0, 0), [np.zeros(0), counts, np.zeros(0)], counts, values)
-        return partial(_decode_rows, table, seed, n_folds, centre)
+        _place_rows(table, centre, rank, arena, (0, 0), [np.zeros(0), counts, np.zeros(0)], counts, values)
+        return partial(_decode_rows, table, seed, n_folds, centre, rank)
 
 
 def _decode_rows(
@@ -172,6 +176,7 @@ def _decode_rows(
     seed: int,
     n_folds: int,
     centre: Centre | None,
+    rank: np.ndarray,
     arena: RowArena,
     chunk: int,
     row_start: int,
@@ -186,7 +191,7 @@ def _decode_rows(
     if n_folds:
         arena.fold[row_start : row_start + n_rows] = dataset.folds_of(rows.pop(), seed, n_folds)
     starts = row_start, entry_start
-    answer, n_shifted = _place_rows(dataset, centre, arena, starts, rows, feature, value)
+    answer, n_shifted = _place_rows(dataset, centre, rank, arena, starts, rows, feature, value)
     if answer != FITS:
         raise DatasetError(f"{dataset.place(chunk)}: {_REFUSALS[answer]}")
     if centre is not None and n_shifted != n_rows * centre.features.size:
@@ -198,6 +203,7 @@ def _decode_rows(
 def _place_rows(
     dataset: Dataset,
     centre: Centre | None,
+    rank: np.ndarray,
     arena: RowArena,
     starts: tuple[int, int],
     rows: Sequence[np.ndarray],
@@ -206,16 +212,18 @@ def _place_rows(
 ) -> tuple[int, int]:
     """Copy labels, counts, any weights, and entries of rows to an arena, from a row and an entry on; with `centre`, shifted.
 
+    Features become their `rank`, if there is one.
+
     Returns the kernel's answer, and how many entries have a shift.
     """
-    for array in rows:
+    for array in (*rows, feature):
         array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
     label, n_entries, weight = rows[0], rows[1], rows[2] if dataset.weighted else rows[0][:0]
     classes = np.zeros(0) if dataset.classes is None else dataset.classes
-    places = arena.indptr, arena.code, arena.weight, arena.target
+    chunk = label, n_entries, weight, unsigned(feature)
+    places = arena.indptr, arena.code, arena.weight, arena.target, arena.feature
     own = slice(starts[1], starts[1] + feature.size)
-    answer = int(place_rows((label, n_entries, weight), classes, (*starts, own.stop), places))
-    arena.feature[own] = feature
+    answer = int(place_rows(chunk, classes, rank, (*starts, own.stop), places))
     if centre is None:
         arena.value[own] = value
         return answer, 0
@@ -234,6 +242,7 @@ class ColumnLayout:
     item_bytes: int = 8 + 8  # indptr, feature
     n_orders: int = 1
     centred: bool = False
+    ranked: bool = False
 
     def open(self, dataset: Dataset) -> Columns:
         """Open the dataset's column layout; raises `DatasetError` if there is none."""

@@ -10,7 +10,7 @@ import shutil
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +31,7 @@ from ..core.files import (
     write_metadata,
 )
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import SourceRows
 from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
@@ -77,7 +78,7 @@ class Run:
     def write_config(self, config: Mapping[str, Any]) -> None:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
 
-    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
+    def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
         The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
@@ -181,7 +182,7 @@ class MemoryRun(Run):
     def __init__(self) -> None:
         self.name = "(in memory)"
         self.path = Path(self.name)
-        self._arrays: Mapping[str, np.ndarray] = {}
+        self._arrays: Mapping[str, Any] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
 
@@ -189,7 +190,7 @@ class MemoryRun(Run):
         """Return the part of that name; with "" the run itself."""
         return self._parts.setdefault(name, MemoryRun()) if name else self
 
-    def write_state(self, arrays: Mapping[str, np.ndarray], files: Sequence[Path] = ()) -> None:
+    def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Keep the arrays, not copied."""
         self._arrays = arrays
 
@@ -200,9 +201,9 @@ class MemoryRun(Run):
         return self._slots
 
     def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array of the last state, which are copied where they are used."""
-        rows = self.part(part)._arrays[name]
-        for start in range(0, rows.shape[0], block_rows):
+        """Iterate over blocks of rows of an array over features of the last state, copied where they are used."""
+        rows: SourceRows = self.part(part)._arrays[name]
+        for start in range(0, rows.array.shape[0], block_rows):
             yield rows[start : start + block_rows]
 
     def close(self) -> None:
@@ -213,12 +214,17 @@ def _write_archive(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
     """Write arrays as ``np.savez`` does, which would copy them: that took half of a checkpoint's processor time."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
-            array = np.ascontiguousarray(array).reshape(np.shape(array))
+            blocks: Iterable[np.ndarray]
+            if isinstance(array, SourceRows):
+                whole = array.array
+                blocks = (array[features] for features in array.blocks())
+            else:
+                whole = np.ascontiguousarray(array).reshape(np.shape(array))
+                blocks = np.array_split(whole.reshape(-1), 1 + whole.nbytes // _BLOCK_BYTES)
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
-                data = array.reshape(-1).view(np.uint8).data
-                for start in range(0, len(data), _BLOCK_BYTES):
-                    member.write(data[start : start + _BLOCK_BYTES])
+                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(whole))
+                for block in blocks:
+                    member.write(block.reshape(-1).view(np.uint8).data)
 
 
 def read_arrays(

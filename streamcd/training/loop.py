@@ -18,6 +18,7 @@ from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import SOURCE_ORDER
 from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
@@ -104,10 +105,12 @@ class TrainingLoop(ABC):
         self.started = time.monotonic()
         self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
+        layout = task.solver.layout
+        self.rank = task.dataset.feature_rank if layout.ranked else SOURCE_ORDER
         self.state, self.paged = task.solver.new_state(), task.solver.paged
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
         self.slots = directory.open_slots(
-            task.dataset, task.solver.layout.state_bytes, self.paged.slots if self.paged else None
+            task.dataset, layout.state_bytes, self.paged.slots if self.paged else None
         )
 
     @np.errstate(all="ignore")  # numbers that are not finite are told after every read
@@ -162,7 +165,7 @@ class TrainingLoop(ABC):
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
-        arrays = self.state.stored_arrays() | {"slots": self.slots.current}
+        arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
         arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
         arrays["bytes_read"] = np.array(self._bytes_read())
         self.directory.write_state(arrays, self.slots.unsynced())
@@ -179,13 +182,13 @@ class TrainingLoop(ABC):
             if self.paged:
                 self.paged.write_constants()
             if self.task.warm_start is not None:
-                self.task.warm_start.begin(self.state, self.task.solver, self.slots)
+                self.task.warm_start.begin(self.state, self.task.solver, self.slots, self.rank)
             return
         try:
             self.slots.restore(arrays.pop("slots"))
             self.seconds_before = float(arrays.pop("seconds"))
             self.bytes_before = int(arrays.pop("bytes_read"))
-            self.state.load_arrays(arrays)
+            self.state.load_arrays(arrays, self.rank)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"

@@ -25,6 +25,7 @@ from ..core.errors import CheckpointError, UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.centring import Centre, move_sums
 from ..dataset.dataset import Dataset
+from ..dataset.feature_order import SourceRows
 from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..solvers.acceleration import weights_of_alpha
 from ..solvers.problem import Lane, Problem
@@ -113,15 +114,15 @@ class WarmStart:
         """Factor of the bias's weight; its inverse is that of sums of alpha."""
         return self.old.problem.bias / self.problem.bias if self.problem.bias else 1.0
 
-    def begin(self, state: State, solver: Any, slots: SlotStore) -> None:
-        """Initialise a state and the rows' slots, as far as the solver can use it."""
-        lanes, old = state.lanes, self.old
+    def begin(self, state: State, solver: Any, slots: SlotStore, rank: np.ndarray) -> None:
+        """Initialise a state, over features by their `rank`, and the rows' slots, as far as the solver can use it."""
+        lanes, old, w = state.lanes, self.old, SourceRows(state.w, rank)
         between_reads = True
         for source in old.sources:
             (position,) = source.saved("position")
             between_reads &= not position[1]
         if solver.warm_start in ("w", "w and scores"):
-            self._fill_weights(state.w)
+            self._fill_weights(w)
             if solver.warm_start == "w and scores":
                 # the first read computes the scores of rows at weights that are not 0; caution 2, because the likely failure
                 # of this certificate must not delay the next one
@@ -131,9 +132,9 @@ class WarmStart:
         self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        self._fill_sums(solver.v(state))
+        self._fill_sums(SourceRows(solver.v(state), rank))
         if "kappa" in lanes:
-            self._fill_weights(state.w)  # with w(alpha) as the centre it takes more passes than from nothing
+            self._fill_weights(w)  # with w(alpha) as the centre it takes more passes than from nothing
             self._steer(lanes)
         factors = np.abs(self.matrix)
         for source in old.sources:
@@ -184,7 +185,7 @@ class WarmStart:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def _fill_weights(self, w: np.ndarray) -> None:
+    def _fill_weights(self, w: SourceRows) -> None:
         """Write the mean of the old lanes' w to `w`."""
         centre, bias = self.old.centre, self.old.problem.bias
         stored = [source.saved_rows("w") for source in self.old.sources]
@@ -195,7 +196,7 @@ class WarmStart:
         if self.centre is not None:
             self.centre.enter(w, self.problem.bias)
 
-    def _fill_sums(self, v: np.ndarray) -> None:
+    def _fill_sums(self, v: SourceRows) -> None:
         """Write w(alpha) of the new lanes to `v`; it differs from w in an accelerated run."""
         blocks = []
         for source in self.old.sources:
@@ -211,9 +212,9 @@ class WarmStart:
         if self.problem.bias:
             move_sums(v, self.old.centre, self.centre, self.problem.bias)
 
-    def _add_rows(self, w: np.ndarray, blocks: Sequence[Iterable[np.ndarray]], matrix: np.ndarray) -> None:
+    def _add_rows(self, w: SourceRows, blocks: Sequence[Iterable[np.ndarray]], matrix: np.ndarray) -> None:
         """Write combinations of old rows, in blocks, to those of the same features in `w`, whose last row is the bias's."""
-        w[:] = 0.0
+        w.array[:] = 0.0
         n_features = self.old.dataset.n_features
         for source, rows_of in zip(self.old.sources, blocks, strict=True):
             start, own = 0, matrix[source.vectors]
