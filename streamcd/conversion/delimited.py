@@ -152,7 +152,10 @@ class CsvReader(TextReader, TableReader):
             return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
         lines = line + 1 + np.searchsorted(newlines, starts)
         place = Block(display_name(path), 0, None, lines=lines).place
-        buffer, columns, names = pa.py_buffer(text), list[Any](), [*self._headers[path][0]]
+        # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
+        buffer = pa.allocate_buffer(text.size)
+        np.frombuffer(buffer, np.uint8)[:] = text
+        columns, names = list[Any](), [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(
