@@ -113,7 +113,10 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         Pool(workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, like, plan, source, work, pool).run()
-    return Dataset.open(dest)
+    made = Dataset.open(dest)
+    if like is None and made.classes is not None and made.classes.size == 1:
+        listener.warning("all rows have the same label: training needs two classes")
+    return made
 
 
 def load_like(path: Location) -> Like:
