@@ -64,6 +64,9 @@ class CsvReader(TextReader, TableReader):
     def schema(self, path: str) -> pa.Schema:
         return self._first_table.schema
 
+    def names(self, path: str) -> list[str]:
+        return [*self._headers[path][0]]
+
     def first_rows(self) -> pa.RecordBatch:
         return one_batch(self._first_table.slice(0, FIRST_ROWS))
 

@@ -139,6 +139,10 @@ class TableReader(Reader):
         """Return the columns of a file."""
         raise NotImplementedError
 
+    def names(self, path: str) -> list[str]:
+        """Return the names of the columns of a file."""
+        return self.schema(path).names
+
     def first_rows(self) -> pa.RecordBatch:
         """Return the first rows of all columns."""
         raise NotImplementedError
@@ -235,7 +239,7 @@ class Source:
             if types:
                 types = {name: kind for name, kind in types.items() if name not in own}
                 # without a column nothing would tell how many rows there are
-                types = types or {self.reader.schema(piece.path).names[0]: "string"}
+                types = types or {self.reader.names(piece.path)[0]: "string"}
             for block in self.reader.blocks(piece, types, first_line):
                 content = self.keys.add_columns(block.content, piece.path, self.table_types)
                 yield block._replace(content=content, bytes_read=bytes_before + block.bytes_read)
@@ -252,10 +256,10 @@ def open_tables(
     """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
     from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
 
-    path = reader.paths[0] if reader.paths else ""
-    schema, is_new = reader.schema(path), reading.encoding is None
-    keyed = [f"{key} (in place of the files' own)" if key in schema.names else key for key in keys.types]
-    schema = keys.add_fields(schema)
+    path, is_new = reader.paths[0] if reader.paths else "", reading.encoding is None
+    schema = keys.add_fields(reader.schema(path))
+    replaced = {key for file, texts in keys.texts.items() for key in texts.keys() & {*reader.names(file)}}
+    keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in keys.types]
     if reading.encoding is None:
         first = keys.add_columns(reader.first_rows(), path, dict.fromkeys(keys.types, ""))
         encoding, types, unused = choose_encoding(schema, first, reader.is_text, options, name)
