@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,8 +77,11 @@ def expand(sources: str | Path | Sequence[str | Path]) -> Files:
 
 def _expand(source: str, files: Files) -> None:
     """Add the files of a source."""
-    path, hidden, passed_over = location(source), "._", dict[str, str]()
+    path, passed_over = location(source), dict[str, str]()
     root = str(path)
+    n_matched = (
+        0  # folders and files below the root that a pattern names, of which but those with a point are hidden
+    )
     if source == STANDARD_INPUT:
         listed = [source]
     elif isinstance(path, Url):
@@ -86,7 +90,9 @@ def _expand(source: str, files: Files) -> None:
         if listed and root not in listed:
             _refuse_other_kind(path)
         if glob.has_magic(root):
-            root, hidden = re.split(r"[*?[]", root)[0].rpartition("/")[0], "."
+            pattern = root
+            root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
+            n_matched = sys.maxsize if "**" in pattern else pattern.count("/") - root.count("/")
     elif path.is_dir():
         _refuse_other_kind(path)
         listed = [*_files_in(path, passed_over)]
@@ -97,17 +103,23 @@ def _expand(source: str, files: Files) -> None:
         raise UsageError(f"no such file or directory: {source}{aside}")
     else:
         # a pattern of pathlib's does not follow symbolic links, which may lead back
-        pattern = path / "*" if path.name == "**" else path
+        pattern = str(path / "*" if path.name == "**" else path)
         above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
-        root, hidden = str(above), "."
-        matches = above.glob(str(pattern.relative_to(above)))
+        root, n_matched = str(above), sys.maxsize
+        matches = {*above.glob(str(Path(pattern).relative_to(above)))}
         listed = [file for match in matches for file in _files_at(match, passed_over)]
+        passed_over = {
+            name: reason
+            for name, reason in passed_over.items()
+            if reason != "hidden" or Path(name) not in matches
+        }
     found = []
     for name in sorted(set(listed)):
         parts = Path(name).relative_to(root).parts
-        after = next((n for n in range(len(parts), 0, -1) if parts[-n].startswith(tuple(hidden))), 0)
-        if after:
-            passed_over[name.rsplit("/", after - 1)[0]] = "hidden"
+        hidden = (n for n, part in enumerate(parts) if part[0] == "." or (part[0] == "_" and n >= n_matched))
+        first = next(hidden, len(parts))
+        if first < len(parts):
+            passed_over[name.rsplit("/", len(parts) - 1 - first)[0]] = "hidden"
         else:
             found.append(name)
     if not found:
