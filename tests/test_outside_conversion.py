@@ -420,6 +420,27 @@ def test_a_key_of_a_folder_is_the_column_of_its_name(name: str) -> None:
     assert "c is missing" not in {next(iter(row)) for _, row in rows_of(Path("alone"))}
 
 
+def test_refusals_end_by_their_status_however_many() -> None:
+    """Some of CSV ended by SIGABRT after their line, beside others."""
+    for name in (*TABLES, "part.npz", "part.txt"):
+        _save(1, name.partition(".")[2], name)
+    Path("txt/part.txt").write_text("1 1:1\n" * 20_000 + "no\n")
+    words = {
+        folder: f"-m streamcd convert {folder} {{}} --label nowhere"
+        for folder in ("csv", "parquet", "feather", "npz")
+    }
+    words["txt"] = "-m streamcd convert txt {}"
+    started = [
+        forking.Forked(command.format(f"{folder}-{k}").split(), stderr=forking.PIPE)
+        for k in range(8)
+        for folder, command in words.items()
+    ]
+    for process in started:
+        _, said = process.communicate()
+        assert process.wait() == 2, said
+        assert [line for line in said.splitlines() if "error:" in line] == said.splitlines()[-1:]
+
+
 def test_empty_files_alone_are_said_to_be_empty() -> None:
     Path("empty").touch()
     Path("blank").write_text("\n \n")
@@ -456,9 +477,7 @@ def test_what_is_no_source_is_told_by_its_kind() -> None:
                 takes_datasets = kind == "a dataset" and not command.startswith("convert")
                 if kind in expected or (expected == "files of data" and takes_datasets):
                     continue
-                assert f"{directory} is {kind} of streamcd, expected {expected}" in refused(
-                    command.format(directory)
-                )
+                assert f"{directory} is {kind}, expected {expected}" in refused(command.format(directory))
     # what is beside files is passed over
     done = command_line.run("convert", ".", "out", "--label", "y")
     assert "passed over: data (a dataset), search (a run)" in done.stderr

@@ -79,9 +79,8 @@ def _expand(source: str, files: Files) -> None:
     """Add the files of a source."""
     path, passed_over = location(source), dict[str, str]()
     root = str(path)
-    n_matched = (
-        0  # folders and files below the root that a pattern names, of which but those with a point are hidden
-    )
+    # folders and files below the root that a pattern names: of these an underscore hides none
+    n_matched = 0
     if source == STANDARD_INPUT:
         listed = [source]
     elif isinstance(path, Url):

@@ -263,7 +263,7 @@ def kind_of_directory(path: Location) -> str:
 def describe_other_kind(path: Location, expected: str) -> str:
     """Describe a directory of another kind than expected; empty for what is none of streamcd's."""
     kind = kind_of_directory(path)
-    return f"{path} is {kind} of streamcd, expected {expected}" if kind else ""
+    return f"{path} is {kind}, expected {expected}" if kind else ""
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
