@@ -90,7 +90,7 @@ def test_a_run_before_its_first_pass_and_a_search_in_its_folds_have_none(tmp_pat
         tune(data, tmp_path / "search", C=[0.1, 1.0], cv=2, stop_requested=stop_after(1))
     with pytest.raises(StreamcdError, match="folds are in training"):
         load_checkpoint(tmp_path / "search")
-    with pytest.raises(StreamcdError, match="is not a run"):
+    with pytest.raises(StreamcdError, match="is a dataset, expected a run"):
         load_checkpoint(tmp_path / "data")
 
 

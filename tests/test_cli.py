@@ -326,7 +326,7 @@ def test_not_converged_is_a_warning_that_names_resume(data, tmp_path):
         (["predict", "DATA", "TRAINED", "-o", "-", "--json"], "name a file"),
         (["predict", "DATA", "TRAINED", "-o", "p.parquet", "--proba"], "log_loss"),
         (["export", "DATA", "m.txt", "--format", "liblinear"], "expected a run or a model"),
-        (["export", "TRAINED", "out", "--format", "libsvm"], "is a run, not a dataset"),
+        (["export", "TRAINED", "out", "--format", "libsvm"], "is a run, expected a dataset"),
         (["export", "DATA", "out", "-C", "1"], "leave one of them out"),
         (["import", "TEXT", "model"], "expected LIBLINEAR's model text"),
         (["import", "TEXT", "TRAINED"], "exists"),
@@ -532,7 +532,7 @@ def test_losses_have_the_names_of_other_libraries_too(data, tmp_path):
 
 
 def test_a_run_given_for_a_dataset_is_called_one(data, trained, tmp_path):
-    assert "is a run, not a dataset" in refused("columns", trained)
+    assert "is a run, expected a dataset" in refused("columns", trained)
     tuned = run("tune", data, tmp_path / "tuned", "-C", "1,100", "--max-passes", 2, "--tol", 1e-9)
     (said,) = [line for line in tuned.stderr.splitlines() if "models of folds" in line]
     assert "10 of 10 models of folds are not converged after 2 passes: the relative gap is" in said

@@ -573,7 +573,5 @@ def test_peak_memory_stays_under_the_budget_on_text_twice_as_large(tmp_path: Pat
 def test_a_dataset_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("1 1:1\n-1 2:1\n")
     made = convert(tmp_path / "t.txt", tmp_path / "data")
-    with pytest.raises(
-        UsageError, match="data: expected files of data, found a dataset of streamcd; 'streamcd exp"
-    ):
+    with pytest.raises(UsageError, match="data is a dataset, expected files of data; 'streamcd export"):
         convert(made.path, tmp_path / "again")

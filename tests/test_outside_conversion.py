@@ -333,6 +333,171 @@ def test_folders_named_by_key_and_value_are_columns() -> None:
     assert rows_of(Path("data")) == rows
 
 
+TABLES = ("part.parquet", "part.csv", "part.feather")
+
+
+def _save(k: int, folder: str, name: str) -> None:
+    """Write two rows whose only entry is `k`."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder, name)
+    if name in TABLES:
+        write(pa.table({"x": [k, k], "y": [0, 1]}), str(path))
+    elif path.suffix == ".txt":
+        path.write_text(f"0 1:{k}\n1 1:{k}\n")
+    elif path.suffix == ".npy":
+        np.save(path, np.array([[k, 0], [k, 1.0]]))
+    else:
+        matrix = sp.csr_matrix([[float(k)], [k]])
+        np.savez(
+            path,
+            format=b"csr",
+            y=[0, 1],
+            **{at: getattr(matrix, at) for at in ("data", "indices", "indptr", "shape")},
+        )
+
+
+@pytest.mark.parametrize("source", ["top", "top/*"])
+@pytest.mark.parametrize("name", [*TABLES, "part.txt", "part.npz", "part.npy"])
+def test_all_files_of_a_folder_are_read_at_any_depth(name: str, source: str) -> None:
+    """Those below were left out without a word where there were some at the top."""
+    for k, folder in enumerate(("top", "top/a", "top/k=1.5", "top/k=34359738368/b"), 1):
+        _save(k, folder, name)
+    _save(9, "top/a/_temporary", name)
+    _save(9, "top/.trash", name)
+    for empty in ("_SUCCESS", "a/empty"):
+        Path("top", empty).touch()
+    Path("top/packed").write_bytes(gzip.compress(b""))
+    label = f"--label {'y' if name in TABLES else -1} " * (not name.endswith(("txt", "npz")))
+    done = command_line.run(*f"convert {source} data {label}".split())
+    assert done.returncode == 0, done.stderr
+    assert "reading 4 files of 4 folders" in done.stderr
+    passed_over = [line for line in done.stderr.splitlines() if "passed over" in line]
+    for name_of in (
+        "top/_SUCCESS",
+        "top/.trash (hidden)",
+        "top/a/empty (empty)",
+        "top/a/_temporary (hidden)",
+        "top/packed (empty)",
+    ):
+        assert name_of in passed_over[0]
+    x = [found.get("x", found.get(1, found.get(0))) for _, found in rows_of(Path("data"))]
+    assert sorted(x) == [1, 1, 2, 2, 3, 3, 4, 4]
+    keys = [
+        (found["x"], found.get("k"), found.get("k is missing"))
+        for _, found in rows_of(Path("data"))
+        if "x" in found
+    ]
+    if name in TABLES:
+        assert sorted(set(keys)) == [(1, None, 1), (2, None, 1), (3, 1.5, None), (4, 34359738368, None)]
+    else:
+        assert "keys of folders (k) are not read" in done.stderr
+    if name == "part.npy":  # whose last column would be a feature
+        return
+    command_line.run_json("train", "data", "run")
+    for words in (f"convert {source} test --like run", f"predict {source} run -o out.csv"):
+        done = command_line.run(*words.split())
+        assert (done.returncode, "reading 4 files" in done.stderr) == (0, True), done.stderr
+    assert rows_of(Path("test")) == rows_of(Path("data"))
+    assert len(Path("out.csv").read_text().splitlines()) == 9
+    assert command_line.run_json("evaluate", source, "run")["n_rows"] == 8
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_key_of_a_folder_is_the_column_of_its_name(name: str) -> None:
+    """A column of that name in the file was taken for Parquet, and the key was dropped for CSV."""
+    for key in ("8", "08", "a%20b", "__HIVE_DEFAULT_PARTITION__"):
+        Path(f"top/c={key}").mkdir(parents=True)
+        write(pa.table({"c": [5, 6], "y": [0, 1]}), f"top/c={key}/{name}")
+    done = command_line.run("convert", "top", "data", "--label", "y")
+    assert "columns by the names of folders: c (in place of the files' own)" in done.stderr
+    of = [next(iter(row)) for _, row in rows_of(Path("data"))]
+    assert of == ["c=08", "c=08", "c=8", "c=8", "c is missing", "c is missing", "c=a b", "c=a b"]
+    for key in "uv":
+        _save(1, f"labels/c={key}", name)
+    convert("labels one --label c --features y")
+    assert rows_of(Path("one")) == [("u", {}), ("u", {"y": 1.0}), ("v", {}), ("v", {"y": 1.0})]
+    assert "single files" in command_line.run(*f"convert top/c=8/{name} alone --label y".split()).stderr
+    assert "c is missing" not in {next(iter(row)) for _, row in rows_of(Path("alone"))}
+
+
+def test_refusals_end_by_their_status_however_many() -> None:
+    """Some of CSV ended by SIGABRT after their line, beside others."""
+    for name in (*TABLES, "part.npz", "part.txt"):
+        _save(1, name.partition(".")[2], name)
+    Path("txt/part.txt").write_text("1 1:1\n" * 20_000 + "no\n")
+    words = {
+        folder: f"-m streamcd convert {folder} {{}} --label nowhere"
+        for folder in ("csv", "parquet", "feather", "npz")
+    }
+    words["txt"] = "-m streamcd convert txt {}"
+    started = [
+        forking.Forked(command.format(f"{folder}-{k}").split(), stderr=forking.PIPE)
+        for k in range(8)
+        for folder, command in words.items()
+    ]
+    for process in started:
+        _, said = process.communicate()
+        assert process.wait() == 2, said
+        assert [line for line in said.splitlines() if "error:" in line] == said.splitlines()[-1:]
+
+
+def test_empty_files_alone_are_said_to_be_empty() -> None:
+    Path("empty").touch()
+    Path("blank").write_text("\n \n")
+    for words in (
+        "empty data --label y",
+        "empty data",
+        "blank data --format csv --label y",
+        "empty data --format parquet --label y",
+    ):
+        assert "expected rows, found an empty file" in refused(f"convert {words}")
+    assert "empty, blank: expected rows, found empty files" in refused("convert empty blank data")
+
+
+def test_what_is_no_source_is_told_by_its_kind() -> None:
+    """A search was told as text whose names of columns are b''."""
+    Path("t.csv").write_text("a,y\n1,0\n2,1\n3,0\n4,1\n")
+    convert("t.csv data --label y")
+    command_line.run_json("tune", "data", "search", "--cv", "2", "-C", "1,2")
+    kinds = {"data": "a dataset", "search": "a run", "search/model": "a model"}
+    takers = {
+        "files of data": ("convert {} out --label y", "evaluate {} search", "predict {} search -o -"),
+        "a dataset": ("merge data {} out", "columns {}", "train {} out"),
+        "a run": ("resume {}", "train data out --start-from {}", "report {} -o out"),
+        "a run or a model": (
+            "weights {}",
+            "evaluate data {}",
+            "predict t.csv {} -o -",
+            "export {} out --format json",
+        ),
+    }
+    for directory, kind in kinds.items():
+        for expected, commands in takers.items():
+            for command in commands:
+                takes_datasets = kind == "a dataset" and not command.startswith("convert")
+                if kind in expected or (expected == "files of data" and takes_datasets):
+                    continue
+                assert f"{directory} is {kind}, expected {expected}" in refused(command.format(directory))
+    # what is beside files is passed over
+    done = command_line.run("convert", ".", "out", "--label", "y")
+    assert "passed over: data (a dataset), search (a run)" in done.stderr
+    assert len(rows_of(Path("out"))) == 4
+
+
+@pytest.mark.parametrize("label", ["1", "yes"])
+@pytest.mark.parametrize("value", ["0.001", "1000"])
+def test_rows_of_one_class_are_a_dataset_that_is_not_for_training(value: str, label: str) -> None:
+    """It ended with 2, and left the dataset, where newton would have been the method."""
+    Path("t.csv").write_text("a,y\n" + f"{value},{label}\n" * 3)
+    done = command_line.run("convert", "t.csv", "data", "--label", "y")
+    assert done.returncode == 0, done.stderr
+    assert "warning: all rows have the same label: training needs two classes" in done.stderr
+    assert "streamcd train" not in done.stdout
+    done = command_line.run("convert", "t.csv", "test", "--like", "data")
+    assert (done.returncode, "warning" in done.stderr) == (0, False)
+    assert "streamcd evaluate test" in done.stdout
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows that were not there in training
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion import byte_sources
 from streamcd.conversion.formats import expand
 from streamcd.conversion.libsvm import LibsvmReader
-from streamcd.conversion.sources import Reading
+from streamcd.conversion.sources import Piece, Reading
 from streamcd.core import files
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.core.options import Progress
-from streamcd.core.parallel import COORDINATOR_BYTES, Pool, memory_per_worker
+from streamcd.core.parallel import COORDINATOR_BYTES, Pool, ahead, memory_per_worker
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = "2GB"
@@ -159,6 +160,19 @@ def test_what_can_be_read_but_once_is_read_by_one(text_file: Path, tmp_path: Pat
         "standard input, pipes and servers without ranges are read by one process: converting with workers 1"
     ]
     assert piped.fingerprint == convert(text_file, tmp_path / "file", **CUT).fingerprint
+
+
+def test_no_thread_waits_for_a_pipe_after_a_refusal(tmp_path: Path) -> None:
+    """It was left where it was, and could be anywhere, also in Arrow's code, when the process ended."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(pipe, "r+b", buffering=0) as writer:  # it never ends
+        writer.write(b"1 1:1\n" * 2000 + b"no\n" + b"1 1:1\n" * 7000)
+        pieces = LibsvmReader([str(pipe)], Reading(block_bytes=1 << 14)).batches([Piece(str(pipe))])
+        with closing(ahead(pieces)) as batches, pytest.raises(DataError, match=":2001: "):
+            for _ in batches:
+                pass
+    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -423,7 +437,7 @@ def test_ranges_are_the_whole_in_order(
         assert [part.start for part in ranges] == [0, *stops[:-1]]
         assert stops[-1] == len(text)
         assert all(text[stop - 1 : stop] == b"\n" for stop in stops)
-    paths = expand(several_files)[0]
+    paths = expand(several_files).paths
     assert [part.path for part in LibsvmReader(paths, Reading()).pieces(2)] == paths
 
 

@@ -20,6 +20,7 @@ import command_line
 import numpy as np
 import pytest
 from conftest import LentWorkers
+from heard import Heard
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
@@ -227,6 +228,25 @@ def test_reads_at_any_place_are_those_of_a_file(server: Server, tmp_path: Path) 
 
 def converted(sources: Any, path: Path, **options: Any) -> str:
     return streamcd.convert(sources, path, **{"memory": "2GB", **options}).fingerprint
+
+
+def test_a_folder_is_read_as_on_the_disk(server: Server, tmp_path: Path) -> None:
+    """Files below its top were left out, and keys of folders were no columns."""
+    for number, name in enumerate(
+        ("t.csv", "k=1/t.csv", "k=2/more/t.csv", "k=2/_temporary/t.csv", "k=2/.t.crc", "e.csv")
+    ):
+        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
+        rows = "" if name == "e.csv" else f"a,y\n{number},0\n{number},1\n"
+        (tmp_path / "top" / name).write_text(rows)
+    url = server.upload(tmp_path / "top", "top")
+    expected = converted(tmp_path / "top", tmp_path / "disk", label="y")
+    assert Dataset.open(tmp_path / "disk").n_rows == 6
+    for source in (url, f"{url}/", f"{url}/*"):
+        heard = Heard()
+        assert converted(source, tmp_path / "bucket", label="y", listener=heard, force=True) == expected
+        assert heard.messages[0] == "reading 3 files of 3 folders"
+        for name in ("e.csv (empty)", "k=2/_temporary (hidden)", "k=2/.t.crc (hidden)"):
+            assert f"{url}/{name}" in heard.messages[1]
 
 
 def test_a_source_that_changes_while_it_is_read_is_noticed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import lzma
 import re
+import select
 import sys
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -22,7 +23,7 @@ from isal import igzip, isal_zlib
 
 from ..core.errors import DataError, file_named
 from ..core.memory_budget import format_size
-from ..core.parallel import AHEAD
+from ..core.parallel import AHEAD, is_abandoned
 from ..core.storage import file_size, open_bytes
 from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_name, refusing_damage
 
@@ -61,7 +62,9 @@ class _Input(io.RawIOBase):
         return True
 
     def peek(self, size: int) -> bytes:
-        while len(self._head) < size and (more := self._file.read(size - len(self._head))):
+        while (
+            len(self._head) < size and self._has_input() and (more := self._file.read(size - len(self._head)))
+        ):
             self._head += more
         return self._head
 
@@ -72,9 +75,20 @@ class _Input(io.RawIOBase):
             size = min(len(buffer), len(self._head))
             buffer[:size], self._head = self._head[:size], self._head[size:]
         else:
-            size = self._file.readinto(buffer) or 0
+            size = (self._file.readinto(buffer) or 0) if self._has_input() else 0
         self.n_bytes += size
         return size
+
+    def _has_input(self) -> bool:
+        """Wait for input of a pipe or a terminal, which may never come; false once nobody waits for it."""
+        if not isinstance(self._file, io.FileIO):
+            return True
+        poll = select.poll()
+        poll.register(self._file, select.POLLIN)
+        while not poll.poll(200):  # milliseconds
+            if is_abandoned():
+                return False
+        return True
 
     def close(self) -> None:
         self._file.close()

@@ -21,7 +21,7 @@ from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import indices_of
 from ..models.encoding import encoding_of
-from .formats import expand, open_source
+from .formats import Files, expand, open_source
 from .options import ConvertOptions
 from .pipeline import Conversion, Like, Plan
 from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
@@ -70,7 +70,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     """
     dest, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
     from_files = is_files(sources)
-    paths, roots = expand(sources) if from_files else ([], {})
+    files = expand(sources) if from_files else Files([], {}, {})
+    paths = files.paths
     if isinstance(asked.like, Dataset):
         asked = replace(asked, like=str(asked.like.path))
     like = None if asked.like is None else load_like(location(asked.like))
@@ -92,7 +93,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         plan = make_plan(options, like, any(map(is_url, paths)), *needs)
         reading = _reading(options, like, plan)
         if from_files:
-            source = open_source(paths, roots, options.format, reading, options)
+            source = open_source(files, options.format, reading, options)
         else:
             source = open_data(sources, reading, options)
         found = source.held_bytes, needs[1] or source.has_strings
@@ -100,6 +101,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
             break
         needs = found
     _check(asked, like, source)
+    for message in source.messages:
+        listener.message(message)
     for name, reason in source.unused.items():
         if not name.startswith("__index_level_"):  # as pandas names an index without a name
             listener.message(f"column {name!r} is not used: {reason}")
@@ -110,7 +113,10 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         Pool(workers, listener, Conversion.__module__) as pool,
     ):
         Conversion(options, like, plan, source, work, pool).run()
-    return Dataset.open(dest)
+    made = Dataset.open(dest)
+    if like is None and made.classes is not None and made.classes.size == 1:
+        listener.warning("all rows have the same label: training needs two classes")
+    return made
 
 
 def load_like(path: Location) -> Like:

@@ -97,6 +97,9 @@ class CsvReader(TextReader, TableReader):
     def schema(self, path: str) -> pa.Schema:
         return self._first_part[0].schema
 
+    def names(self, path: str) -> list[str]:
+        return [*self._headers[path][0]]
+
     def first_rows(self) -> pa.RecordBatch:
         return one_batch(self._first_part[0].slice(0, FIRST_ROWS))
 
@@ -220,7 +223,10 @@ class CsvReader(TextReader, TableReader):
             raise DataError(
                 f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
             )
-        buffer, columns, names = pa.py_buffer(text), list[Any](), [*self._headers[path][0]]
+        # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
+        buffer = pa.allocate_buffer(text.size)
+        np.frombuffer(buffer, np.uint8)[:] = text
+        columns, names = list[Any](), [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(

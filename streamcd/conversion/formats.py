@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core.errors import DataError, UsageError, first_of, refuse
-from ..core.files import describe_set_aside
-from ..core.storage import Url, is_url, location
+from ..core.errors import DataError, UsageError, counted, first_of, refuse
+from ..core.files import describe_other_kind, describe_set_aside, kind_of_directory
+from ..core.storage import Location, Url, is_url, location
 from .byte_sources import delimiter_of, is_compressed, read_head
 from .options import TableOptions
-from .sources import LIBSVM, STANDARD_INPUT, Reading, Source, display_name, open_tables, total_bytes
+from .sources import (
+    LIBSVM,
+    STANDARD_INPUT,
+    FolderKeys,
+    Reading,
+    Source,
+    check_rows,
+    display_name,
+    open_tables,
+    total_bytes,
+)
 
 _TABLES, _TEXT, _MATRICES = ("csv", "parquet", "arrow"), ("libsvm", "csv"), ("npz", "npy")
 _MAGIC = (
@@ -37,75 +49,127 @@ _MAGIC = (
 _BINARY_BYTES = 1 << 10
 
 
-def expand(sources: str | Path | Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
-    """List the files of the sources, in an order that does not depend on the file system; also where each was found.
+class Files(NamedTuple):
+    """Files of the sources, in an order that does not depend on the file system."""
 
-    Sources are files, directories (the files in them, or if there are none those in their folders; hidden ones are
-    skipped), glob patterns, URLs of any of these, or ``"-"`` for standard input. The second are the directories given, by
-    their files.
+    paths: list[str]
+    roots: dict[str, str]  # of files in folders: the one that was given, or that above a pattern
+    passed_over: dict[str, str]  # names in these folders that are not read, with the reason
+
+
+def expand(sources: str | Path | Sequence[str | Path]) -> Files:
+    """List the files of the sources.
+
+    Sources are files, directories (the files in them and below; hidden ones are passed over), glob patterns, URLs of any of
+    these, or ``"-"`` for standard input.
     """
-    paths: list[str] = []
-    roots: dict[str, str] = {}
+    files = Files([], {}, {})
     for given in [sources] if isinstance(sources, str | os.PathLike) else sources:
-        found = _expand(source := os.fspath(given))
-        if os.path.isdir(source):
-            roots |= dict.fromkeys(found, source)
-        paths += found
-    if not paths:
+        _expand(os.fspath(given), files)
+    if not files.paths:
         raise UsageError(
             "expected at least one source, found none; name files, directories, globs or - for standard input"
         )
-    if paths.count(STANDARD_INPUT) > 1:
+    if files.paths.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) can be read once only, found it twice among the sources")
-    return paths, roots
+    return files
 
 
-def _expand(source: str) -> list[str]:
+def _expand(source: str, files: Files) -> None:
+    """Add the files of a source."""
+    path, passed_over = location(source), dict[str, str]()
+    root = str(path)
+    # folders and files below the root that a pattern names: of these an underscore hides none
+    n_matched = 0
     if source == STANDARD_INPUT:
-        return [source]
-    path = location(source)
-    if isinstance(path, Url):
-        found = [str(file) for file in path.expand()]
+        listed = [source]
+    elif isinstance(path, Url):
+        root = f"{path.scheme}://{root.partition('://')[2].rstrip('/')}"
+        listed = [str(file) for file in path.expand()]
+        if listed and root not in listed:
+            _refuse_other_kind(path)
+        if glob.has_magic(root):
+            pattern = root
+            root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
+            n_matched = sys.maxsize if "**" in pattern else pattern.count("/") - root.count("/")
     elif path.is_dir():
-        if (path / "manifest.json").exists() and (path / "rows").is_dir():
-            raise UsageError(
-                f"{source}: expected files of data, found a dataset of streamcd; 'streamcd export {source} FILE' makes text "
-                "of it, and train, evaluate and predict take it as it is"
-            )
-        found = _visible(path.iterdir(), path) or _visible(path.rglob("*"), path)
+        _refuse_other_kind(path)
+        listed = [*_files_in(path, passed_over)]
     elif path.exists():
-        found = [str(path)]
-    elif not glob.has_magic(str(path)):
+        listed = [root]
+    elif not glob.has_magic(root):
         aside = describe_set_aside(path) or "; check the name"
         raise UsageError(f"no such file or directory: {source}{aside}")
     else:
         # a pattern of pathlib's does not follow symbolic links, which may lead back
-        pattern = path / "*" if path.name == "**" else path
+        pattern = str(path / "*" if path.name == "**" else path)
         above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
-        found = _visible(above.glob(str(pattern.relative_to(above))), above, ".")
+        root, n_matched = str(above), sys.maxsize
+        matches = {*above.glob(str(Path(pattern).relative_to(above)))}
+        listed = [file for match in matches for file in _files_at(match, passed_over)]
+        passed_over = {
+            name: reason
+            for name, reason in passed_over.items()
+            if reason != "hidden" or Path(name) not in matches
+        }
+    found = []
+    for name in sorted(set(listed)):
+        parts = Path(name).relative_to(root).parts
+        hidden = (n for n, part in enumerate(parts) if part[0] == "." or (part[0] == "_" and n >= n_matched))
+        first = next(hidden, len(parts))
+        if first < len(parts):
+            passed_over[name.rsplit("/", len(parts) - 1 - first)[0]] = "hidden"
+        else:
+            found.append(name)
     if not found:
-        raise UsageError(f"expected files, found none: {source}; check the name, or the pattern")
-    return found
+        more = f"; {_describe(passed_over)}" if passed_over else ""
+        raise UsageError(f"expected files, found none: {source}{more}; check the name, or the pattern")
+    files.paths.extend(found)
+    files.roots.update((name, root) for name in found if name != root)
+    files.passed_over.update(passed_over)
 
 
-def _visible(paths: Iterable[Path], root: Path, hidden: str = "._") -> list[str]:
-    """Sort the names of files, but those hidden by a first letter of their own, or of a folder below `root`."""
-    n = len(root.parts)
-    return sorted(
-        str(path)
-        for path in paths
-        if not any(part.startswith(tuple(hidden)) for part in path.parts[n:]) and not path.is_dir()
-    )
+def _refuse_other_kind(path: Location) -> None:
+    if other := describe_other_kind(path, "files of data"):
+        takes = f"; 'streamcd export {path} FILE' makes text of it, and train, evaluate and predict take it as it is"
+        raise UsageError(other + (takes if kind_of_directory(path) == "a dataset" else ""))
 
 
-def recognise(path: str, decoder_bytes: int) -> str:
-    """Recognise a file's format by its first bytes.
+def _files_in(folder: Path, passed_over: dict[str, str]) -> Iterator[str]:
+    """List the files in a folder and below, and what is passed over."""
+    for path in folder.iterdir():
+        if path.name.startswith((".", "_")):
+            passed_over[str(path)] = "hidden"
+        else:
+            yield from _files_at(path, passed_over)
+
+
+def _files_at(path: Path, passed_over: dict[str, str]) -> Iterator[str]:
+    if not path.is_dir():
+        yield str(path)
+    elif path.is_symlink():
+        passed_over[str(path)] = "a link to a folder"
+    elif kind := kind_of_directory(path):
+        passed_over[str(path)] = kind
+    else:
+        yield from _files_in(path, passed_over)
+
+
+def _describe(passed_over: Mapping[str, str]) -> str:
+    listed = [f"{name} ({reason})" for name, reason in sorted(passed_over.items())]
+    return f"passed over: {first_of(listed, 5)}"
+
+
+def recognise(path: str, decoder_bytes: int, format: str) -> str:
+    """Recognise a file's format, unless it is given, by its first bytes; empty for a file that is.
 
     A pipe, which can be opened only once, is not inspected: libsvm text is expected.
     """
     if path != STANDARD_INPUT and not is_url(path) and not os.path.isfile(path):
-        return "libsvm"
+        return "libsvm" if format == "auto" else format
     text = read_head(path, decoder_bytes)
+    if not text.strip() or format != "auto":
+        return format if text.strip() else ""
     found = next((name for magic, name in _MAGIC if text.startswith(magic)), "")
     first_member = text[30 : 30 + int.from_bytes(text[26:28], "little")]  # if it is a ZIP archive
     if text.startswith(b"PK\x03\x04") and not first_member.endswith(b".npy"):
@@ -121,20 +185,30 @@ def recognise(path: str, decoder_bytes: int) -> str:
     return found
 
 
-def open_source(
-    paths: list[str], roots: Mapping[str, str], format: str, reading: Reading, options: TableOptions
-) -> Source:
-    """Make the source of rows of files, all of one format; `roots` are the folders in which some were found."""
-    if format == "auto":
-        found = {recognise(path, reading.decoder_bytes): path for path in reversed(paths)}
-        format, *others = found
-        if others:
-            raise UsageError(
-                f"expected files of one format, found {format} in {found[format]} and {others[0]} in {found[others[0]]}; "
-                "convert them one by one, or name the --format"
-            )
-        if format == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
-            format = "csv"  # a table of one column
+def open_source(files: Files, format: str, reading: Reading, options: TableOptions) -> Source:
+    """Make the source of rows of files, all of one format but for empty ones."""
+    formats = [recognise(path, reading.decoder_bytes, format) for path in files.paths]
+    paths = [path for path, found in zip(files.paths, formats, strict=True) if found]
+    empty = [path for path, found in zip(files.paths, formats, strict=True) if not found]
+    check_rows(len(paths), empty, "an empty file" if len(empty) == 1 else "empty files")
+    first = {
+        found: path for found, path in zip(reversed(formats), reversed(files.paths), strict=True) if found
+    }
+    found, *others = first
+    if others:
+        raise UsageError(
+            f"expected files of one format, found {found} in {first[found]} and {others[0]} in {first[others[0]]}; "
+            "convert them one by one, or name the --format"
+        )
+    if format == "auto" and found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
+        found = "csv"  # a table of one column
+    format, keys = found, FolderKeys.of(paths, files.roots)
+    messages = []
+    if len(paths) > 1:
+        folders = {os.path.dirname(path) for path in paths}
+        messages.append(f"reading {len(paths):,} files of {counted(len(folders), 'folder')}")
+    if passed_over := files.passed_over | dict.fromkeys(empty, "empty"):
+        messages.append(_describe(passed_over))
     _check(paths, format, reading, options)
     reader: Any
     # each with its libraries only where it is met: the parser's kernels, CSV, Parquet, zip
@@ -152,15 +226,24 @@ def open_source(
 
             reader = CsvReader(paths, reading, options)
         elif format == "parquet":
-            from .tables import ParquetReader, partitions_of
+            from .tables import ParquetReader
 
-            reader = ParquetReader(paths, reading.batch_bytes, partitions_of(roots))
+            reader = ParquetReader(paths, reading.batch_bytes)
         else:
             from .tables import ArrowReader
 
             reader = ArrowReader(paths, reading.batch_bytes)
-        source = open_tables(reader, reading, options, display_name(paths[0]))
-    return replace(source, total_bytes=total_bytes(paths))
+        source = open_tables(reader, reading, options, display_name(paths[0]), keys)
+    if keys.types and format not in _TABLES:
+        messages.append(
+            f"the keys of folders ({', '.join(keys.types)}) are not read: {format} has no named columns"
+        )
+    alone = next((path for path in paths if path not in files.roots and "=" in os.path.dirname(path)), "")
+    if alone:
+        messages.append(
+            f"{alone}: keys of folders are columns of files in a folder that is named, not of single files"
+        )
+    return replace(source, total_bytes=total_bytes(paths), messages=(*messages, *source.messages))
 
 
 def is_plain(path: str) -> bool:

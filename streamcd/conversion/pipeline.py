@@ -154,7 +154,7 @@ class Conversion:
         source, options, plan, work, weights = self.source, self.options, self.plan, self.work, None
         if options.weights is not None:
             name, path, reading = str(options.weights), work / "weights", source.reading
-            copying = (expand(name)[0], path, reading.max_line_bytes, reading.decoder_bytes)
+            copying = (expand(name).paths, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
             counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
             if counted not in (0, weights.n_weights):

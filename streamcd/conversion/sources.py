@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from errno import EINVAL
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,14 @@ import pyarrow as pa
 from ..core.errors import DataError, StreamcdError, UsageError, first_of
 from ..core.parallel import Pool
 from ..core.storage import file_size
-from ..dataset.arrow_columns import flat_columns, frame_reader, one_batch, untyped, with_later_types
+from ..dataset.arrow_columns import (
+    arrow_strings,
+    flat_columns,
+    frame_reader,
+    one_batch,
+    untyped,
+    with_later_types,
+)
 from ..models.encoding import Encoding, check_columns
 from ..models.matrix_encoder import refuse_mask, sound_matrix
 from .options import MAX_FEATURES, TableOptions
@@ -31,6 +40,8 @@ DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
 
 FIRST_ROWS = 2000
 """Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
+
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 MOST_BATCH_ROWS = 1 << 16
 """Rows of a table that are encoded at a time, at most."""
@@ -143,6 +154,10 @@ class TableReader(Reader):
         """Return the columns of a file."""
         raise NotImplementedError
 
+    def names(self, path: str) -> list[str]:
+        """Return the names of the columns of a file."""
+        return self.schema(path).names
+
     def first_rows(self) -> pa.RecordBatch:
         """Return the first rows of all columns."""
         raise NotImplementedError
@@ -158,6 +173,54 @@ class TableReader(Reader):
     def renamed(self) -> Mapping[str, str]:
         """Return the names that columns of text were given, with the reason."""
         return {}
+
+
+@dataclass(frozen=True)
+class FolderKeys:
+    """Columns that folders named ``key=value`` are, of the files in them; numbers where all values are."""
+
+    texts: Mapping[str, Mapping[str, str | None]]  # by file
+    types: Mapping[str, pa.DataType]
+
+    @classmethod
+    def of(cls, paths: Iterable[str], roots: Mapping[str, str]) -> FolderKeys:
+        """Parse the names of the folders between files and their roots."""
+        texts: dict[str, dict[str, str | None]] = {}
+        for path in (path for path in paths if path in roots):
+            pairs = [folder.partition("=") for folder in Path(path).relative_to(roots[path]).parts[:-1]]
+            texts[path] = {
+                unquote(key): None if value == _NULL_KEY else unquote(value)
+                for key, is_key, value in pairs
+                if is_key
+            }
+        types = {}
+        for name in dict.fromkeys(chain.from_iterable(texts.values())):
+            column = arrow_strings(values[name] for values in texts.values() if name in values)
+            with suppress(pa.ArrowInvalid):
+                column = column.cast(pa.float64())
+            types[name] = column.type
+        return cls(texts, types)
+
+    def add_fields(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of a file with the keys, which replace those of the same name."""
+        for name, type_ in self.types.items():
+            place, field_ = schema.get_field_index(name), pa.field(name, type_)
+            schema = schema.append(field_) if place < 0 else schema.set(place, field_)
+        return schema
+
+    def add_columns(self, batch: Any, path: str, types: Mapping[str, str]) -> Any:
+        """Return rows of a file with the keys that are among `types`; null where the file has no such column either."""
+        own = self.texts.get(path, {})
+        for name in (name for name in self.types if name in types):
+            place = batch.schema.get_field_index(name)
+            if name in own or place < 0:
+                text = arrow_strings([own.get(name)])
+                value = text if types[name] == "string" else text.cast(self.types[name])
+                column = pa.repeat(value[0], batch.num_rows)
+                batch = (
+                    batch.append_column(name, column) if place < 0 else batch.set_column(place, name, column)
+                )
+        return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +242,8 @@ class Source:
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
     renamed: Mapping[str, str] = field(default_factory=dict)  # names that columns were given, with the reason
     columns: tuple[str, ...] = ()  # of a table whose encoding is made
+    keys: FolderKeys = FolderKeys({}, {})
+    messages: tuple[str, ...] = ()  # of what is read, and what is not
 
     @property
     def has_strings(self) -> bool:
@@ -189,18 +254,34 @@ class Source:
         """Read some pieces, a block at a time; the first one begins after so many lines of its file."""
         bytes_before = 0
         for piece in pieces:
-            for block in self.reader.blocks(piece, self.table_types, first_line):
-                yield block._replace(bytes_read=bytes_before + block.bytes_read)
+            types, own = self.table_types, self.keys.texts.get(piece.path, {})
+            if types:
+                types = {name: kind for name, kind in types.items() if name not in own}
+                # without a column nothing would tell how many rows there are
+                types = types or {self.reader.names(piece.path)[0]: "string"}
+            for block in self.reader.blocks(piece, types, first_line):
+                content = self.keys.add_columns(block.content, piece.path, self.table_types)
+                yield block._replace(content=content, bytes_read=bytes_before + block.bytes_read)
             bytes_before, first_line = bytes_before + piece.n_bytes, 0
 
 
-def open_tables(reader: TableReader, reading: Reading, options: TableOptions, name: str) -> Source:
+def open_tables(
+    reader: TableReader,
+    reading: Reading,
+    options: TableOptions,
+    name: str,
+    keys: FolderKeys = FolderKeys({}, {}),
+) -> Source:
     """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
     from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
 
-    schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
+    path, is_new = reader.paths[0] if reader.paths else "", reading.encoding is None
+    schema = keys.add_fields(reader.schema(path))
+    replaced = {key for file, texts in keys.texts.items() for key in texts.keys() & {*reader.names(file)}}
+    keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in keys.types]
     if reading.encoding is None:
-        encoding, types, unused = choose_encoding(schema, reader, options, name)
+        first = keys.add_columns(reader.first_rows(), path, dict.fromkeys(keys.types, ""))
+        encoding, types, unused = choose_encoding(schema, first, reader, options, name)
     else:
         encoding, types, unused = reading.encoding, column_types(schema, name), {}
         check_columns(encoding, types, reading.needs_label, name)
@@ -212,6 +293,8 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
         encoding = replace(encoding, weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
     table_types = wanted_types(encoding, types, reader.is_text, label_type)
+    categories = {column.name for column in encoding.columns if column.kind in ("category", "hashed")}
+    table_types |= dict.fromkeys(categories & keys.types.keys(), "string")
     return Source(
         reader=reader,
         reading=reading,
@@ -224,6 +307,8 @@ def open_tables(reader: TableReader, reading: Reading, options: TableOptions, na
         weighted=bool(encoding.weight),
         table_types=table_types,
         columns=tuple(types) if is_new else (),
+        keys=keys,
+        messages=(f"columns by the names of folders: {', '.join(keyed)}",) if keyed else (),
         unused=unused,
         renamed=reader.renamed() if is_new else {},
     )
@@ -244,11 +329,11 @@ def total_bytes(paths: Sequence[str]) -> int | None:
     return sum(known) if len(known) == len(sizes) else None
 
 
-def check_rows(n_rows: int, paths: Sequence[str]) -> None:
+def check_rows(n_rows: int, paths: Sequence[str], found: str = "none") -> None:
     """Refuse sources without a row."""
     if not n_rows:
         names = first_of([*map(display_name, paths)], 3)
-        raise DataError(f"{names}: expected rows, found none; check that this is the file meant")
+        raise DataError(f"{names}: expected rows, found {found}; check that this is the file meant")
 
 
 @contextmanager

@@ -130,13 +130,12 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, reader: TableReader, options: TableOptions, name: str
+    schema: pa.Schema, first: pa.RecordBatch, reader: TableReader, options: TableOptions, name: str
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    It goes by the first rows. Of times the first is the origin.
+    `first` has the first rows of all columns. Of times the first is the origin.
     """
-    first = reader.first_rows()
     types, index = column_types(schema, name) | column_types(first.schema, name), index_of(schema)
     if not options.label:
         raise UsageError(

@@ -6,12 +6,9 @@ import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +18,6 @@ from ..core.memory_budget import format_size
 from ..core.parallel import in_shares
 from ..core.storage import location, open_bytes
 from ..dataset.arrow_columns import (
-    arrow_strings,
     flat_columns,
     one_batch,
     parquet_file,
@@ -39,7 +35,6 @@ _PREFIXED_ROWS = 64  # at a time of strings that share prefixes: no figure of th
 _MOST_EXPANSION = 100  # of a column chunk of Parquet that is larger than the memory for it
 _CELL_BYTES = 8  # of text, about, that a cell of a table would be
 _SMALLER_BATCHES = "write the file with smaller record batches, or uncompressed, or "
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _refusing_damage = partial(
     refusing_damage,
@@ -135,9 +130,8 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class ParquetReader(FileReader):
-    """Parquet files; folders named ``key=value`` (hive partitions) are columns too."""
+    """Parquet files."""
 
-    partitions: dict[str, dict[str, pa.Scalar]] = field(default_factory=dict)  # of every path
     _read: dict[str, Any] = field(default_factory=dict)  # metadata of the file that was last asked for
 
     def _metadata(self, path: str) -> Any:
@@ -193,18 +187,11 @@ class ParquetReader(FileReader):
         return max(found)
 
     def schema(self, path: str) -> pa.Schema:
-        schema = self._files[path].schema
-        for name, value in self.partitions.get(path, {}).items():
-            if name not in schema.names:
-                schema = schema.append(pa.field(name, value.type))
-        return schema
+        return self._files[path].schema
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         path, own = piece.path, self._files[piece.path]
         present = column_types(own.schema, path)
-        partitions = [
-            item for item in self.partitions.get(path, {}).items() if item[0] in types.keys() - present.keys()
-        ]
         before = int(own.n_rows[: piece.start].sum())
         metadata = self._metadata(path)
         groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
@@ -229,10 +216,7 @@ class ParquetReader(FileReader):
                     row_bytes = batch.nbytes / batch.num_rows
                     self.check_fits(path, batch.nbytes, f"rows of {format_size(row_bytes)} each, decoded")
                     batch.validate(full=True)
-                    columns = flat_columns(batch)
-                    for name, value in partitions:
-                        columns = columns.append_column(name, pa.repeat(value, batch.num_rows))
-                    yield Block(path, before, columns)
+                    yield Block(path, before, flat_columns(batch))
                     before += batch.num_rows
 
     def _batch_rows(self, place: str, n_rows: int, chunks: list[Any], types: Mapping[str, str]) -> int:
@@ -266,27 +250,6 @@ def _leaves(metadata: Any, types: Mapping[str, str]) -> list[int]:
 def _chunks(metadata: Any, number: int, leaves: Sequence[int]) -> list[Any]:
     """Return the chunks of columns in a row group."""
     return [*map(metadata.row_group(number).column, leaves)]
-
-
-def partitions_of(roots: Mapping[str, str]) -> dict[str, dict[str, pa.Scalar]]:
-    """Return the columns that folders named ``key=value`` are, between each file and its root; numbers where all are."""
-    texts: dict[str, dict[str, str | None]] = {}
-    for path, root in roots.items():
-        pairs = [folder.partition("=") for folder in Path(path).relative_to(root).parts[:-1]]
-        texts[path] = {
-            unquote(key): None if value == _NULL_PARTITION else unquote(value)
-            for key, equals, value in pairs
-            if equals
-        }
-    found: dict[str, dict[str, pa.Scalar]] = {path: {} for path in texts}
-    for key in dict.fromkeys(key for values in texts.values() for key in values):
-        column = arrow_strings(values.get(key) for values in texts.values())
-        with suppress(pa.ArrowInvalid):
-            column = column.cast(pa.float64())
-        for (path, values), value in zip(texts.items(), column, strict=True):
-            if key in values:
-                found[path][key] = value
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ import msgspec
 
 from .._version import __version__
 from .errors import DataError, StreamcdError, UsageError, file_named
-from .storage import Location
+from .storage import Location, Url
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Whole or not at all: temporary name, sync, replace, sync of the directory
@@ -246,6 +246,24 @@ class Kind(Generic[Content]):
     error: type[StreamcdError]  # raised if the file is damaged
     remedy: str  # advice in that error
     fingerprint: Callable[[Mapping[str, Any]], str] | None = None  # of the content, which the file tells
+
+
+_DIRECTORIES = {"manifest.json": "a dataset", "config.json": "a run", "model.json": "a model"}
+
+
+def kind_of_directory(path: Location) -> str:
+    """Tell by its metadata if a directory is a dataset, a run or a model; empty for anything else, and for a damaged one."""
+    for name, kind in _DIRECTORIES.items():
+        file = path / name
+        if file.exists() if isinstance(file, Url) else begins_with(file, rb'\s*{\s*"format": "streamcd-'):
+            return kind
+    return ""
+
+
+def describe_other_kind(path: Location, expected: str) -> str:
+    """Describe a directory of another kind than expected; empty for what is none of streamcd's."""
+    kind = kind_of_directory(path)
+    return f"{path} is {kind}, expected {expected}" if kind else ""
 
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:

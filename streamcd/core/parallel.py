@@ -130,19 +130,26 @@ def available_cores() -> int:
 AHEAD = 2
 """Items that are made ahead: with one, a stage of a pipeline often waits for the other's thread to be woken."""
 
+_SILENCE_SECONDS = 10.0
+"""The time after which a thread that is not needed any more, such as one that waits for a server, is left alone."""
+
+_current = threading.local()
+
 
 def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item, None, None]:
     """Yield the items of a generator; while one is in use, a thread makes the next `n`.
 
     ``1 + n`` items exist at a time, so memory of the generator's own may be used again for the item after them. An error
-    of the generator is raised here. On closing, the thread ends after the item that it is making; one that waits for input
-    is left waiting, as nothing can wake it.
+    of the generator is raised here. On closing, the thread ends after the item that it is making, and is waited for: in
+    Arrow's code it would abort a process that ends. Waiting for input, a generator asks `is_abandoned`.
     """
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
     made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     stopped = threading.Event()
+    stops = [stopped, *_stops()]  # of the thread that takes the items, too
 
     def make() -> None:
+        _current.stops = stops
         try:
             while asked.get() and not stopped.is_set():
                 made.put((next(items), None))
@@ -168,7 +175,16 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     finally:
         stopped.set()
         asked.put(False)
-        thread.join(timeout=1.0)
+        thread.join(_SILENCE_SECONDS)
+
+
+def _stops() -> list[threading.Event]:
+    return getattr(_current, "stops", [])
+
+
+def is_abandoned() -> bool:
+    """Tell a thread of `ahead` if nobody takes its items any more."""
+    return any(stopped.is_set() for stopped in _stops())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ a moment. Failures are the system's errors: what is missing, not permitted, or n
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -156,20 +158,17 @@ class Url(os.PathLike[str]):
         return self.attempt(lambda: self._files().open(self.text, **how))
 
     def expand(self) -> list[Url]:
-        """List the files that are meant: this one, those in this folder (hidden ones skipped), or those that match."""
+        """List the files that are meant: this one, or those in this folder, or in those that match, and below."""
         if not self.is_bucket:
             return [self] if self.exists() else []
-        files, own = self._files(), self.text.partition("://")[2]
-        if any(sign in self.text for sign in "*?["):
+        files = self._files()
+        found = {self.text: {"type": "directory"}}
+        if glob.has_magic(self.text):
             found = self.attempt(lambda: files.glob(self.text, detail=True))
-        else:
-            found = self.attempt(lambda: files.find(self.text, maxdepth=1, detail=True))
-        names = [
-            name
-            for name, about in found.items()
-            if name == own
-            or (about["type"] == "file" and about["size"] and not name.rpartition("/")[2].startswith("."))
-        ]
+        for folder in [name for name, about in found.items() if about["type"] == "directory"]:
+            found |= self.attempt(partial(files.find, folder, detail=True))
+        # an object whose name ends so stands for a folder
+        names = [name for name, about in found.items() if about["type"] == "file" and not name.endswith("/")]
         return [Url(f"{self.scheme}://{name}") for name in sorted(names)]
 
     def download(self, path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
-from ..core.files import describe_set_aside, read_metadata
+from ..core.files import describe_other_kind, describe_set_aside, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
 from ..core.storage import Location, is_url, local_path, location
@@ -431,8 +431,8 @@ class Dataset(ChunkedTable):
 
 
 def _describe_absence(path: Location) -> str:
-    if (path / "config.json").exists():
-        return f"{path} is a run, not a dataset; 'streamcd evaluate DATASET {path}' and 'resume {path}' take runs"
+    if other := describe_other_kind(path, "a dataset"):
+        return other
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
     if isinstance(path, Path) and (aside := describe_set_aside(path)):
         return f"{path} {found}{aside}"

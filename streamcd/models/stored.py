@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ModelError, StreamcdError, first_of
-from ..core.files import read_metadata
+from ..core.files import describe_other_kind, kind_of_directory, read_metadata
 from ..core.memory_budget import parse_size, require
 from ..core.options import with_known_keywords
 from ..core.setting import Setting, asked_text, default_code
@@ -105,7 +105,9 @@ def load_model(
         _, description = read_metadata(description_path, MODEL)
     except (FileNotFoundError, NotADirectoryError):
         expected = f"{path}: expected a run or a model"
-        if (path / "config.json").exists():
+        if kind_of_directory(path) == "a dataset":
+            expected = describe_other_kind(path, "a run or a model")
+        elif (path / "config.json").exists():
             expected = (
                 f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and evaluate, predict, "
                 "weights and export take the model of its last checkpoint by --checkpoint"

@@ -90,7 +90,7 @@ def predict(
     form = output_format(out)
     if isinstance(out, str | os.PathLike):
         of_files = not (isinstance(data, Dataset) or is_dataset(data) or is_in_memory(data))
-        inputs = expand(os.fspath(data))[0] if of_files else ()
+        inputs = expand(os.fspath(data)).paths if of_files else ()
         place = local_path(out, "predictions")
         check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
     budget = parse_size(asked.memory)

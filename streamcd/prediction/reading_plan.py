@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion.formats import expand, is_plain, open_source
+from ..conversion.formats import Files, expand, is_plain, open_source
 from ..conversion.options import TableOptions
 from ..conversion.sources import LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 from ..core.errors import ModelError
@@ -74,7 +74,8 @@ class RowsToScore:
             self._numbered_alike = self._indices.equal(model.source_indices)
             _check_base(self.dataset, model)
         else:
-            self.paths, self._roots = ([], {}) if self.in_memory else expand(self.path)
+            self._files = Files([], {}, {}) if self.in_memory else expand(self.path)
+            self.paths = self._files.paths
             self.scaling = model.scaling if model.scaling.changes_values else None
 
     def features(self, feature: np.ndarray) -> np.ndarray:
@@ -129,7 +130,7 @@ class RowsToScore:
             end_label=2.0**53 if self.compared and not model.has_targets else np.inf,
         )
         if not self.in_memory:
-            return open_source(self.paths, self._roots, "auto", reading, TableOptions())
+            return open_source(self._files, "auto", reading, TableOptions())
         if self._opened is None:
             self._opened = open_data(self.data, reading, TableOptions())
         return self._opened
@@ -210,7 +211,7 @@ def reads_once(data: Data) -> bool:
     """Tell blocks, standard input and pipes, which cannot be read again."""
     if isinstance(data, Dataset) or is_dataset(data):
         return False
-    return is_in_memory(data) or total_bytes(expand(os.fspath(data))[0]) is None
+    return is_in_memory(data) or total_bytes(expand(os.fspath(data)).paths) is None
 
 
 def scoring_needs(model: Model, reading: Mapping[str, int]) -> dict[str, int]:

@@ -126,6 +126,8 @@ class Scoring:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
         pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
+        for message in source.messages if part is None else ():
+            self.listener.message(message)
         for batch in row_batches(source, pieces, first[0], first[1], None):
             if part is None:
                 self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
@@ -191,6 +193,8 @@ class Scoring:
             sizes = [int(dataset.row_start[stop] - dataset.row_start[start]) for start, stop in shares]
             return [(range(start, stop),) for start, stop in shares], sizes, "rows"
         source = self._rows.source(BLOCK_BYTES, self.plan.piece_decoder_bytes, self.plan.batch_bytes)
+        for message in source.messages:
+            self.listener.message(message)
         tasks = counted_tasks(source, n_parts, workers)
         parts = [(task.pieces[0], task.first_row, task.first_line) for task in tasks]
         return parts, [task.pieces[0].n_bytes for task in tasks], "B"

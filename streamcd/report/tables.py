@@ -72,7 +72,8 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
     notes = [("note", line) for line in info["advice"]]
     if then:
         next_command = f"streamcd {then} {path} RUN; 'streamcd info {path}' tells more"
-        rows += [("on disk", _size_on_disk(info)), *notes, ("next", next_command)]
+        next_row = [] if then == "train" and info["method"] == "none" else [("next", next_command)]
+        rows += [("on disk", _size_on_disk(info)), *notes, *next_row]
     else:
         rows += [
             ("entries", f"{info['n_entries']:,} (density {info['density']:.3g})"),

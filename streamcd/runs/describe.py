@@ -62,9 +62,11 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
     bias, bias_because = bias_by_source(dataset)
     default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
-    method, method_because = choose_method(default, dataset)
-    notes = []
     n_labels = 0 if dataset.classes is None else dataset.classes.size
+    method, method_because = "none", "training needs two classes"
+    if n_labels != 1:
+        method, method_because = choose_method(default, dataset)
+    notes = []
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
     elif numbers := labels_of_a_target(dataset, most=2):

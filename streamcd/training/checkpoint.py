@@ -22,6 +22,7 @@ from ..core.files import (
     SEAL,
     WRITER,
     Kind,
+    describe_other_kind,
     make_directory,
     read_metadata,
     release_lock,
@@ -313,7 +314,8 @@ def read_config(path: Path) -> dict[str, Any]:
         kind = "is not a run (no config.json in it)" if path.exists() else "does not exist"
         if (path / "lock").exists():
             kind = "is a run that ended before its configuration was written"
-        raise CheckpointError(f"{path} {kind}; 'streamcd train DATASET {path}' makes a run") from None
+        absence = f"{path} {kind}; 'streamcd train DATASET {path}' makes a run"
+        raise CheckpointError(describe_other_kind(path, "a run") or absence) from None
     return {key: value for key, value in config.items() if key not in _OWN_KEYS}
 
 
