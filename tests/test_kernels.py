@@ -347,10 +347,7 @@ def test_scores_are_products_and_unknown_features_are_counted() -> None:
     w, intercept = np.random.default_rng(0).standard_normal((5, 3)), np.array([0.5, 0.0, -2.0])
     _, feature, value = kernel_rows(x, np.zeros(20))[:3]
     indptr = x.indptr.astype(np.int64)
-    out = np.empty((20, 3))
-    rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
-    kept = np.zeros(0, np.uint64), np.zeros(0, np.int64), 5
-    ignored = rows_kernels.scores(rows, kept, w, intercept, out)
+    out, ignored = score(SparseRows(indptr[:-1], indptr[1:], feature, value), w, intercept)
     assert ignored == (feature >= 5).sum()
     expected = slow_margins(x.toarray()[:, :5], w) + intercept
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)

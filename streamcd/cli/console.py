@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named, format_seconds
 from ..core.memory_budget import format_size
-from ..core.options import Listener, Progress, TrainingStatus
+from ..core.options import COMPILING, Listener, Progress, TrainingStatus
 from ..report.tables import Table
 
 PLAIN_INTERVAL = 10.0
@@ -57,7 +57,8 @@ class Console(Listener):
             if self._course is None or not self._course.continues(status):
                 self._course = Course(status, now)
             self._course.learn(status, now)
-        interval = (0.0 if is_new else 0.1) if self._has_bar else PLAIN_INTERVAL
+        at_once = is_new and (self._has_bar or progress.phase == COMPILING)
+        interval = 0.0 if at_once else 0.1 if self._has_bar else PLAIN_INTERVAL
         if now - self._shown < interval:
             return
         self._shown = now
@@ -300,6 +301,8 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 def describe_progress(progress: Progress, seconds: float) -> str:
     """Describe share done, rate and time left of a phase that has taken `seconds`."""
+    if progress.phase == COMPILING:
+        return f"{progress.done} of {progress.total}"
     parts = []
     if progress.total:
         share = 100 * progress.done / progress.total

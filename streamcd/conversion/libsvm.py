@@ -74,7 +74,8 @@ class LibsvmReader(TextReader):
                     counts.add(Counts(*found))
                     state[kernels.COUNTED] = 0
                     if n_rows:
-                        label, indptr, index, value = rooms[0]
+                        label, indptr, index, *values = rooms[0]
+                        value = next(array for array in values if array.dtype == value_dtype)
                         entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
                         yield RowBatch(
                             Rows(numbers, label[:n_rows], None, *entries), block.bytes_read, replace(counts)
@@ -90,7 +91,8 @@ def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
         np.empty(n_rows),
         np.zeros(n_rows + 1, np.int64),
         np.empty(n_entries, np.int64),
-        np.empty(n_entries, value_dtype),
+        np.empty(n_entries if value_dtype == np.float32 else 0, np.float32),
+        np.empty(n_entries if value_dtype == np.float64 else 0),
     )
 
 

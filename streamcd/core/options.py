@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import textwrap
 import typing
@@ -39,13 +38,8 @@ R = TypeVar("R")
 _logger = logging.getLogger("streamcd")
 _warned: set[str] = set()
 
-COMPILING = "compiling kernels"
+COMPILING = "compiling kernels (once for this machine)"
 """Phase in which kernels are compiled that are not cached yet."""
-
-
-def compiling_for(task: str) -> str:
-    """Say that a task needs kernels that are not cached; each task, and each kind of it, has some of its own."""
-    return f"compiling kernels for {task}, some ten seconds: the cache does not have them yet, and keeps them for later"
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Progress:
     phase: str  # name, such as "parse" or "pass 12"
     done: int
     total: int | None  # None if unknown
-    unit: str  # "B", "rows" or "entries"
+    unit: str  # "B", "rows", "entries" or "kernels"
     note: str = ""  # further information, such as the current gap
     training: TrainingStatus | None = None  # None for other tasks
 
@@ -99,6 +93,8 @@ class Listener:
 
     def progress(self, progress: Progress) -> None:
         """Receive progress; called about once per block or window, so it must be cheap."""
+        if progress.phase == COMPILING and not progress.done:
+            _logger.info(COMPILING)
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
@@ -113,26 +109,21 @@ class Listener:
 
 
 @contextmanager
-def telling_of_compilation(listener: Listener, task: str) -> Iterator[None]:
-    """Tell a listener of compilations for a task, unless another is told of them."""
-    from ..kernels.compiler import told  # here, for a shorter chain of imports
+def telling_of_compilation(listener: Listener) -> Iterator[None]:
+    """Tell a listener of compilations, unless another is told of them."""
+    from ..kernels.compiler import on_compile  # here, for a shorter chain of imports
 
-    numbers = itertools.count(1)
+    def tell(done: int, total: int) -> None:
+        listener.progress(Progress(COMPILING, done, total, "kernels"))
 
-    def tell() -> None:
-        number = next(numbers)
-        if number == 1:
-            listener.message(compiling_for(task))
-        listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {number}"))
-
-    if told:
+    if on_compile:
         yield
         return
-    told.append(tell)
+    on_compile.append(tell)
     try:
         yield
     finally:
-        told.remove(tell)
+        on_compile.remove(tell)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -329,7 +320,7 @@ class takes(Generic[P, Asked]):
                 raise TypeError(f"{function.__name__}() {error}") from None
             listener = found.get("listener") or Listener()
             positional = [found.pop(one.name, None) for one in given]
-            with closing(listener), telling_of_compilation(listener, function.__name__):
+            with closing(listener), telling_of_compilation(listener):
                 return function(*positional, options(**found))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
