@@ -23,10 +23,9 @@ from small_datasets import multiclass, random_rows
 from streamcd.kernels import classes as class_kernels
 from streamcd.kernels import dual as dual_kernels
 from streamcd.kernels import primitives
-from streamcd.kernels import rows as rows_kernels
 from streamcd.kernels.classes import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import Total
-from streamcd.models.scoring import SparseRows
+from streamcd.models.scoring import SparseRows, score
 from streamcd.solvers.problem import row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]

@@ -142,7 +142,7 @@ class _Cache(FunctionCache):
 
         numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
         """
-        global _used
+        global _used, n_loaded
         _used = True
         _add_symbols()
         general = tuple(
@@ -162,6 +162,7 @@ class _Cache(FunctionCache):
         if stored is None:
             target_context.refresh()
             return None
+        n_loaded += 1
         compiled = self._impl.rebuild(target_context, stored)
         return compiled._replace(signature=numba_signature(compiled.signature.return_type, *signature))
 
@@ -211,6 +212,9 @@ def _add_symbols() -> None:
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+n_loaded = 0
+"""Number of kernels that this process has from the cache, those among them that were compiled for it."""
+
 _used = False  # kernels were compiled or loaded since memory was last returned
 
 
@@ -247,7 +251,7 @@ _missing = _Missing()
 def load_together(load: Callable[[], object]) -> None:
     """Call `load`, which calls kernels over nothing, and have those that are missing compiled together.
 
-    While they are listed, a missing kernel returns 0, as others do over nothing, and the call is made again afterwards.
+    While they are listed, a missing kernel returns `nothing`, and the call is made again afterwards.
     """
     if folders()[1] is None or _missing.kernels is not None:
         load()
@@ -265,19 +269,19 @@ def load_together(load: Callable[[], object]) -> None:
         load()
 
 
-def kernel(function: Callable[..., Any], strided: str = "") -> Any:
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a kernel that releases the interpreter's lock and allocates nothing, without reference counting of arrays.
 
     With reference counting, a visit of several lanes took 1.14 times as long (rows of 14 entries, 5 lanes).
     """
-    return cached(function, strided, _nrt=False)
+    return cached(function, _nrt=False, **options)
 
 
-def cached(function: Callable[..., Any], strided: str = "", **options: Any) -> Any:
-    """Compile a function that may allocate.
+def cached(function: Callable[..., Any], strided: str = "", nothing: Any = 0, **options: Any) -> Any:
+    """Compile a function that may allocate, and that returns `nothing` over no items, where it returns anything.
 
-    One compiled function takes contiguous matrices in the parameter `strided`, and columns of records, as arenas have them for
-    one lane.
+    One compiled function takes contiguous matrices in the parameter `strided`, and columns of records, as arenas have them
+    for one lane.
     """
     compiled = njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if config.DISABLE_JIT:
@@ -290,15 +294,13 @@ def cached(function: Callable[..., Any], strided: str = "", **options: Any) -> A
         try:
             return compile_for(*arguments)
         except _MissingKernelError:
-            return lambda *_: 0
+            return lambda *_: nothing
 
     compiled._compile_for_args = compile_or_list
     return compiled
 
 
-part = functools.partial(
-    njit, nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
+part = functools.partial(njit, nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Compile a part of kernels. Without wrappers, by which Python and C would call it, it takes half of the time."""
 
 inlined = part(forceinline=True)

@@ -1,7 +1,7 @@
 """Processes that compile kernels for this one, so that the compiler's memory is never part of a memory budget.
 
-They write to the compile cache, from which this process loads. A process that compiled held up to 306 MB afterwards, one that
-only loads 180 MB. One process is started, which has imported the compiler; of several kernels it has copies of itself
+They write to the compile cache, from which this process loads. A process that compiled held up to 306 MB afterwards, one
+that only loads 180 MB. One process is started, which has imported the compiler; of several kernels it has copies of itself
 compile each one after the other, whichever no other process compiles at the moment.
 """
 
@@ -25,6 +25,9 @@ from .compile import folders
 
 on_compile: list[Callable[[int, int], None]] = []
 """Functions that are called while kernels are compiled that are not cached, with the number of those done and of all."""
+
+n_compiled = 0
+"""Number of kernels that were compiled for this process."""
 
 _IDLE_SECONDS = 1.0  # without a request, after which the process ends
 _MOST_PROCESSES = 8
@@ -54,7 +57,9 @@ class _Compiler:
                     break
                 except (OSError, ValueError, EOFError):
                     self._close()
-                except BaseException:  # such as Ctrl-C: what comes through the pipe is not for the next request
+                except (
+                    BaseException
+                ):  # such as Ctrl-C: what comes through the pipe is not for the next request
                     self._close()
                     raise
             if end and self._process is not None:
@@ -100,8 +105,10 @@ def compile_elsewhere(kernels: Sequence[tuple[Any, Any]], *, end: bool = False) 
 
     Those that have no names outside this process, and all where the cache cannot be written to, are left to numba.
     """
+    global n_compiled
     if _is_compiler:
         return
+    n_compiled += len(kernels)
     requests = [(function.__module__, function.__qualname__, signature) for function, signature in kernels]
     done = set[int]()
 
@@ -134,7 +141,9 @@ def main(descriptor: int) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while pipe.poll(_IDLE_SECONDS):
             requests = pickle.loads(pipe.recv_bytes())
-            kernels = [(getattr(import_module(module), name), signature) for module, name, signature in requests]
+            kernels = [
+                (getattr(import_module(module), name), signature) for module, name, signature in requests
+            ]
             n_processes = min(len(kernels), len(os.sched_getaffinity(0)), _MOST_PROCESSES)
             if n_processes == 1:
                 _compile_all(kernels, pipe)
@@ -169,7 +178,7 @@ def _compile_all(kernels: Sequence[tuple[Any, Any]], pipe: Connection) -> None:
 
 
 def _compile(compiled: Any, signature: Any, *, wait: bool) -> bool:
-    """Compile a kernel if it is not cached, and return True, unless another process is at it and this one need not `wait`."""
+    """Compile a kernel if it is not cached, and return True; not if another process is at it and this one need not `wait`."""
     folder, cache = folders()[1], compiled._cache
     assert folder is not None
     with open(os.path.join(folder, "lock"), "a") as file:

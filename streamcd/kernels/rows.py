@@ -190,8 +190,8 @@ def scale_rows(rows, scale, n_features, unit_rows, out):
 def scores(rows, kept, w, intercept, out):
     """Write ``x·w_m + intercept_m`` of every row and weight vector to `out`, (rows, vectors).
 
-    `rows` are the starts and stops of the rows' entries, and features and values of all, each as two read-only arrays, of 32
-    and of 64 bits, one of which is empty: a kernel for each combination would be compiled anew for evaluations and for folds.
+    `rows` are the starts and stops of the rows' entries, and features and values of all, each as two read-only arrays, of
+    32 and of 64 bits, one of which is empty: else a second kernel would be compiled for text, which is parsed to 64 bits.
     `w` holds the weights of all features, (features, vectors), or of some, in order, those of the others being 0: `kept` has
     a bit for each feature, 64 in a uint64, how many are set before each of these (both empty where all are), and the number
     of features. Returns how many entries were left out, whose features are not among them.

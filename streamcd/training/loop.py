@@ -18,6 +18,7 @@ from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
+from ..kernels.compile import load_together
 from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
@@ -277,7 +278,7 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
-        task.solver.load_kernels(task.dataset, self.state)
+        load_together(lambda: task.solver.load_kernels(task.dataset, self.state))
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
