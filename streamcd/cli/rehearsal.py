@@ -35,12 +35,12 @@ def compile_all(listener: Listener) -> dict[str, Any]:
         raise EnvironmentFailure(
             "no folder for compiled kernels can be written to; set NUMBA_CACHE_DIR to one that can"
         )
-    loaded, compiled = kernels.n_loaded, compiler.n_compiled
+    loaded, compiled = len(kernels.loaded), compiler.n_compiled
     with telling_of_compilation(listener), tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         _rehearse(Path(work))
     compiled = compiler.n_compiled - compiled
-    return {"folder": folder, "compiled": compiled, "cached": kernels.n_loaded - loaded - compiled}
+    return {"folder": folder, "compiled": compiled, "cached": len(kernels.loaded) - loaded - compiled}
 
 
 def _rehearse(work: Path) -> None:

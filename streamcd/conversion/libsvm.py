@@ -33,6 +33,14 @@ class LibsvmReader(TextReader):
     def count_block(self, block: ByteBlock) -> Counted:
         return Counted(*kernels.count_lines(block.text, 0, block.stop))
 
+    def load_kernels(self) -> None:
+        """See `Reader.load_kernels`."""
+        reading, state = self.reading, np.zeros(kernels.N_STATE, np.int64)
+        allowed = kernels.Allowed(0, 0, reading.ignore_beyond, reading.needs_label)
+        kernels.parse_lines(
+            np.zeros(0, np.uint8), 0, state, _room(0, np.dtype(reading.value_dtype)), allowed, 0.0
+        )
+
     def batches(
         self, pieces: Sequence[Piece], first_row: int = 0, first_line: int = 0
     ) -> Generator[RowBatch, None, None]:

@@ -142,7 +142,7 @@ class _Cache(FunctionCache):
 
         numba would first import its versions of Python's and numpy's functions, 0.2 s: a compiled kernel has them in it.
         """
-        global _used, n_loaded
+        global _used
         _used = True
         _add_symbols()
         general = tuple(
@@ -162,7 +162,7 @@ class _Cache(FunctionCache):
         if stored is None:
             target_context.refresh()
             return None
-        n_loaded += 1
+        loaded.add((self._name, general))
         compiled = self._impl.rebuild(target_context, stored)
         return compiled._replace(signature=numba_signature(compiled.signature.return_type, *signature))
 
@@ -212,8 +212,8 @@ def _add_symbols() -> None:
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
-n_loaded = 0
-"""Number of kernels that this process has from the cache, those among them that were compiled for it."""
+loaded = set[tuple[str, Any]]()
+"""Names and types of the kernels that this process has from the cache, also if they were compiled for it."""
 
 _used = False  # kernels were compiled or loaded since memory was last returned
 

@@ -178,7 +178,7 @@ def _compile_all(kernels: Sequence[tuple[Any, Any]], pipe: Connection) -> None:
 
 
 def _compile(compiled: Any, signature: Any, *, wait: bool) -> bool:
-    """Compile a kernel if it is not cached, and return True; not if another process is at it and this one need not `wait`."""
+    """Compile a kernel if it is not cached, and return True; False if another process is at it and `wait` is not set."""
     folder, cache = folders()[1], compiled._cache
     assert folder is not None
     with open(os.path.join(folder, "lock"), "a") as file:

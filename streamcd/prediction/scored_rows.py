@@ -23,6 +23,7 @@ from ..core.parallel import TASKS_PER_WORKER, Pool, Threads, in_shares
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.schema import ChunkData
+from ..kernels.compile import load_together
 from ..models.encoding import unknown_values
 from ..models.model import Model
 from ..models.scoring import score_chunks
@@ -125,6 +126,12 @@ class Scoring:
     def _of_files(self, phase: str, part: Piece | None, *start: int) -> Iterator[ScoredRows]:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
+
+        def load_kernels() -> None:
+            source.reader.load_kernels()
+            self.model.decisions(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+        load_together(load_kernels)
         pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
         for batch in row_batches(source, pieces, first[0], first[1], None):
             if part is None:
