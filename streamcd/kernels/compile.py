@@ -157,7 +157,7 @@ class _Cache(FunctionCache):
         if stored is None:
             from .compiler import compile_elsewhere  # most processes compile nothing
 
-            compile_elsewhere([(self._py_func, general)])
+            compile_elsewhere([(self._py_func, general)], self.folder)
             stored = self.read(general, target_context)
         if stored is None:
             target_context.refresh()
@@ -178,16 +178,23 @@ class _Cache(FunctionCache):
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Write a compiled kernel, if there is a folder and room in it."""
-        folder = folders()[1]
-        if folder is None or not self._impl.check_cachable(data):
+        if self.folder is None or not self._impl.check_cachable(data):
             return
-        file, entry = self._file(folder), (self._index_key(signature, data.codegen), self._impl.reduce(data))
+        file, entry = (
+            self._file(self.folder),
+            (self._index_key(signature, data.codegen), self._impl.reduce(data)),
+        )
         with suppress(OSError):
             try:
                 file.save(*entry)
             except (EOFError, UnpicklingError):  # the index is damaged
                 file.flush()
                 file.save(*entry)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder that is written to, if any."""
+        return folders()[1]
 
     @property
     def number(self) -> int:
@@ -265,7 +272,7 @@ def load_together(load: Callable[[], object]) -> None:
     if kernels:
         from .compiler import compile_elsewhere
 
-        compile_elsewhere(kernels, end=True)
+        compile_elsewhere(kernels, folders()[1], end=True)
         load()
 
 

@@ -21,8 +21,6 @@ from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from .compile import folders
-
 on_compile: list[Callable[[int, int], None]] = []
 """Functions that are called while kernels are compiled that are not cached, with the number of those done and of all."""
 
@@ -100,10 +98,11 @@ _compiler = _Compiler()
 _is_compiler = False
 
 
-def compile_elsewhere(kernels: Sequence[tuple[Any, Any]], *, end: bool = False) -> None:
-    """Have functions compiled, each for a signature, by other processes, which write them to the compile cache.
+def compile_elsewhere(kernels: Sequence[tuple[Any, Any]], folder: str | None, *, end: bool = False) -> None:
+    """Have functions compiled, each for a signature, by other processes, which write them to the folder.
 
-    Those that have no names outside this process, and all where the cache cannot be written to, are left to numba.
+    All are left to numba where there is none, or where one has no name outside this process. With `end` the processes have
+    ended then; else one waits for more.
     """
     global n_compiled
     if _is_compiler:
@@ -122,7 +121,7 @@ def compile_elsewhere(kernels: Sequence[tuple[Any, Any]], *, end: bool = False) 
             tell()
 
     tell()
-    if folders()[1] is None or any("<locals>" in name for _, name, _ in requests):
+    if folder is None or any("<locals>" in name for _, name, _ in requests):
         return
     try:
         pickled = pickle.dumps(requests)
@@ -179,9 +178,8 @@ def _compile_all(kernels: Sequence[tuple[Any, Any]], pipe: Connection) -> None:
 
 def _compile(compiled: Any, signature: Any, *, wait: bool) -> bool:
     """Compile a kernel if it is not cached, and return True; False if another process is at it and `wait` is not set."""
-    folder, cache = folders()[1], compiled._cache
-    assert folder is not None
-    with open(os.path.join(folder, "lock"), "a") as file:
+    cache = compiled._cache
+    with open(os.path.join(cache.folder, "lock"), "a") as file:
         try:
             # a byte for each kernel, whose signatures share an index
             fcntl.lockf(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, cache.number)

@@ -59,7 +59,7 @@ def score(
 
 def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:
     """Return an array as one of two dtypes, and none of the other, read-only."""
-    views = [
+    views: list[np.ndarray] = [
         array.view(dtype) if array.itemsize == np.dtype(dtype).itemsize else np.zeros(0, dtype)
         for dtype in dtypes
     ]
