@@ -85,7 +85,7 @@ def test_processes_that_start_together_compile_a_kernel_once(package: Path) -> N
 
 @pytest.mark.parametrize("given", [False, True], ids=["the user's", "NUMBA_CACHE_DIR"])
 def test_contents_decide_not_times_and_places(package: Path, tmp_path: Path, given: bool) -> None:
-    """Neither touched files, nor one that has no kernels, nor a new installation is a reason to compile; an edited callee is.
+    """Neither touched files nor those without kernels nor a new installation are reasons to compile; an edited callee is.
 
     numba alone looks at the caller's file, and went on with the callee as it had been; a new installation had no kernels.
     """
@@ -119,7 +119,7 @@ def test_the_compiler_is_never_part_of_the_process_that_trains(package: Path, tm
 
 
 def test_a_folder_that_cannot_be_written_to_is_read(package: Path, tmp_path: Path) -> None:
-    """Kernels of an image, which another user runs; what it lacks is in the user's cache, or beside the source, or nowhere."""
+    """Kernels of an image, which another user runs; what it lacks is in the user's, or beside the source, or nowhere."""
     image = tmp_path / "image"
     assert gram_and_compiled(package, image) == (3.0, 1)
     closed = "import os\nis_open, os.access = os.access, lambda path, mode: {} not in path and is_open(path, mode)\n"

@@ -336,9 +336,11 @@ def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
 
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
-    out = np.zeros(t.shape)
-    arrays = (np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64) for array in (y, t, cost))
-    add_losses(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
+    out, arrays = np.zeros(t.shape), list[np.ndarray]()
+    for array in (y, t, cost):
+        arrays.append(np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64).reshape(-1).view())
+        arrays[-1].flags.writeable = False  # as broadcast arrays are: the kernel is compiled for these alone
+    add_losses(loss, *arrays, out.reshape(-1))
     return out
 
 

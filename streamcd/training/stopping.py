@@ -16,9 +16,8 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..dataset.dataset import Dataset
-from ..kernels.losses import add_losses
 from ..kernels.primitives import NO_STEP, UNIT, Total
-from ..solvers.problem import Problem
+from ..solvers.problem import Problem, losses_of
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimates, Solver, State
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
@@ -141,10 +140,10 @@ def _rounding_at_zero(problem: Problem, dataset: Dataset, *, centred: bool) -> n
         return np.full(problem.n_lanes, -np.inf)
     if dataset.weighted:
         return np.zeros(problem.n_lanes)
-    ends, losses = np.array([dataset.targets["min"], dataset.targets["max"]]), np.zeros(2)
+    ends = np.array([dataset.targets["min"], dataset.targets["max"]])
     if centred and dataset.centre is not None:
         ends -= dataset.centre.target
-    add_losses(problem.row_loss, ends, np.zeros(2), np.ones(2), losses)
+    losses = losses_of(problem.row_loss, ends, np.zeros(2), np.ones(2))
     # of a sum over the rows; and margins that are nearer to what the loss wants are left alone
     return np.asarray(share * losses.max() * dataset.n_rows * problem.cost.sum(axis=0))
 
