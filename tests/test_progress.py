@@ -15,7 +15,7 @@ from streamcd import LinearSVC
 from streamcd.cli import console
 from streamcd.cli.console import Console
 from streamcd.core.errors import Interrupted
-from streamcd.core.options import Progress, TrainingStatus, compiling_for
+from streamcd.core.options import COMPILING, Progress, TrainingStatus
 
 
 class Terminal(io.StringIO):
@@ -130,51 +130,46 @@ def test_a_listener_is_told_of_the_end_where_a_call_fails(tmp_path):
 
 class CalledTwice(list):
     def append(self, tell):
-        tell()
-        tell()
+        tell(0, 9)
+        tell(3, 9)
         super().append(tell)
 
 
-def test_a_compilation_is_told_once_and_counts_from_one(dataset, tmp_path, monkeypatch, caplog):
-    """A first fit said nothing for ten seconds, and a first training "0 kernels"."""
-    monkeypatch.setattr("streamcd.kernels.compiler.told", CalledTwice())
+def test_a_compilation_is_counted_and_told_once_by_estimators(dataset, tmp_path, monkeypatch, caplog):
+    """A first fit said nothing for ten seconds, and a first training how many there were so far, but not of how many."""
+    monkeypatch.setattr("streamcd.kernels.compiler.on_compile", CalledTwice())
     monkeypatch.setattr("streamcd.core.options._warned", set())
     stream = io.StringIO()
     monkeypatch.setattr(console, "PLAIN_INTERVAL", 0.0)
     streamcd.train(dataset, tmp_path / "run", listener=streamcd.ProgressBar(stream=stream))
     lines = stream.getvalue()
-    assert lines.count("the cache does not have them yet") == 1
-    assert "compiling kernels: kernel 1\n" in lines
-    assert "0 kernels" not in lines
+    assert "compiling kernels (once for this machine): 3 of 9\n" in lines
     x, y = np.array([[0.0], [1.0], [2.0], [3.0]]), [0, 0, 1, 1]
     with caplog.at_level("WARNING", "streamcd"):
         LinearSVC().fit(x, y)
-    assert [record.getMessage() for record in caplog.records].count(compiling_for("fit")) == 1
+    assert [record.getMessage() for record in caplog.records].count(COMPILING) == 1
 
 
 def test_a_compilation_is_told_of_by_every_function_with_a_listener(tmp_path, monkeypatch):
     """A first conversion said nothing for ten seconds."""
-    monkeypatch.setattr("streamcd.kernels.compiler.told", CalledTwice())
+    monkeypatch.setattr("streamcd.kernels.compiler.on_compile", CalledTwice())
     heard = Heard()
     (tmp_path / "a.txt").write_text("1 1:2\n-1 2:1\n")
     data = streamcd.convert(tmp_path / "a.txt", tmp_path / "data", listener=heard)
     streamcd.train(data, tmp_path / "run", listener=heard)
-    said = list(
-        dict.fromkeys(text for text in heard.messages if "compiling" in text)
-    )  # loops within are told too
-    assert said == [compiling_for("convert"), compiling_for("train")]  # "once", said twice, was not believed
+    counts = [(seen.done, seen.total) for seen in heard.seen if seen.phase == COMPILING]
+    assert counts == 2 * [(0, 9), (3, 9)]
 
 
 def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "numba.config.CACHE_DIR", ""
-    )  # a common one may have a kernel of the same name and path
+    written = (str(tmp_path),), str(tmp_path)  # a common one may have a kernel of the same name
+    monkeypatch.setattr("streamcd.kernels.compile.folders", lambda: written)
     path = tmp_path / "made.py"
     path.write_text(
         "from streamcd.kernels.compile import kernel\n\n@kernel\ndef twice(x):\n    return 2 * x\n"
     )
     compiled: list[str] = []
-    monkeypatch.setattr("streamcd.kernels.compiler.told", [lambda: compiled.append(name)])
+    monkeypatch.setattr("streamcd.kernels.compiler.on_compile", [lambda *_: compiled.append(name)])
     for name, expected in (("first", ["first"]), ("again", [])):
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)

@@ -482,6 +482,24 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
     return told, f"{model}: {read.loss}, {read.n_features:,} features, {kind}"
 
 
+@cli.command(name="compile")
+@talks()
+def compile_kernels(listener: Console) -> Shown:
+    """Compile the kernels that most commands need, for images and clusters: commands then compile nothing.
+
+    They are those of convert, train (by dual and newton, all losses of classes, and squared_error), tune, evaluate and
+    predict. The cache is in NUMBA_CACHE_DIR, if that is set, else in the user's cache; it serves those who can only read it.
+
+    \b
+    Example:
+      NUMBA_CACHE_DIR=/opt/kernels streamcd compile
+    """
+    from .rehearsal import compile_all
+
+    result = compile_all(listener)
+    return result, f"{result['folder']}: {result['compiled']} kernels compiled, {result['cached']} were there"
+
+
 @cli.command()
 @option(
     "--keep",

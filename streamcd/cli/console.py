@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from ..core.errors import StreamcdError, escaped, file_named, format_seconds
 from ..core.memory_budget import format_size
-from ..core.options import Listener, Progress
+from ..core.options import COMPILING, Listener, Progress
 from ..report.tables import Table
 
 PLAIN_INTERVAL = 10.0
@@ -65,7 +65,8 @@ class Console(Listener):
             self._recent.append((now, progress.done))
         while now - self._recent[0][0] > _RATE_SECONDS and len(self._recent) > 2:
             self._recent.popleft()
-        interval = (0.0 if is_new else 0.1) if self._has_bar else PLAIN_INTERVAL
+        at_once = is_new and (self._has_bar or progress.phase == COMPILING)
+        interval = 0.0 if at_once else 0.1 if self._has_bar else PLAIN_INTERVAL
         if now - self._shown < interval:
             return
         self._shown = now
@@ -254,6 +255,8 @@ def _unwritable_folder(error: OSError) -> str | None:
 
 def describe_progress(progress: Progress, rate: float) -> str:
     """Describe share done, rate a second and time left of a phase; the end of a training is not known."""
+    if progress.phase == COMPILING:
+        return f"{progress.done} of {progress.total}"
     parts = []
     if progress.total:
         share = 100 * progress.done / progress.total

@@ -27,7 +27,7 @@ SECTIONS = {
     "Data": ("convert", "merge", "columns", "info", "verify"),
     "Training": ("train", "tune", "resume"),
     "Models": ("evaluate", "predict", "weights", "report", "export", "import"),
-    "First steps": ("demo",),
+    "First steps": ("demo", "compile"),
 }
 """Commands by task, as ``--help`` lists them."""
 

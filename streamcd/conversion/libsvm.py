@@ -33,6 +33,14 @@ class LibsvmReader(TextReader):
     def count_block(self, block: ByteBlock) -> Counted:
         return Counted(*kernels.count_lines(block.text, 0, block.stop))
 
+    def load_kernels(self) -> None:
+        """See `Reader.load_kernels`."""
+        reading, state = self.reading, np.zeros(kernels.N_STATE, np.int64)
+        allowed = kernels.Allowed(0, 0, reading.ignore_beyond, reading.needs_label, reading.end_label)
+        kernels.parse_lines(
+            np.zeros(0, np.uint8), 0, state, _room(0, np.dtype(reading.value_dtype)), allowed, 0.0
+        )
+
     def batches(
         self, pieces: Sequence[Piece], first_row: int = 0, first_line: int = 0
     ) -> Generator[RowBatch, None, None]:
@@ -74,7 +82,8 @@ class LibsvmReader(TextReader):
                     counts.add(Counts(*found))
                     state[kernels.COUNTED] = 0
                     if n_rows:
-                        label, indptr, index, value = rooms[0]
+                        label, indptr, index, *values = rooms[0]
+                        value = next(array for array in values if array.dtype == value_dtype)
                         entries = indptr[: n_rows + 1], index[:n_entries], value[:n_entries]
                         yield RowBatch(
                             Rows(numbers, label[:n_rows], None, *entries), block.bytes_read, replace(counts)
@@ -90,7 +99,8 @@ def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
         np.empty(n_rows),
         np.zeros(n_rows + 1, np.int64),
         np.empty(n_entries, np.int64),
-        np.empty(n_entries, value_dtype),
+        np.empty(n_entries if value_dtype == np.float32 else 0, np.float32),
+        np.empty(n_entries if value_dtype == np.float64 else 0),
     )
 
 

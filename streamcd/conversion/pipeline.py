@@ -27,7 +27,17 @@ from ..dataset.arrow_columns import MOST_ODD, WORD
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import FEATURES, INDICES, INDICES_FILE, SCALES, SCALES_FILE, row_dtype
 from ..dataset.source_features import GROUP_FEATURES, Scaling, SourceIndices, scale_blocks
-from ..dataset.writer import Part, PartWriter, file_record, named_features, write_dataset, write_table
+from ..dataset.writer import (
+    Part,
+    PartWriter,
+    add_entries,
+    file_record,
+    named_features,
+    write_dataset,
+    write_table,
+)
+from ..kernels.compile import load_together
+from ..kernels.rows import add_row_norms
 from ..kernels.strings import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE, Encoding
 from .external_shuffle import (
@@ -41,13 +51,21 @@ from .external_shuffle import (
     cut_shards,
     pass_over,
 )
-from .feature_statistics import LabelCounts, Summing, read_sums, save_means, save_scales, statistics_of
+from .feature_statistics import (
+    FeatureSums,
+    LabelCounts,
+    Summing,
+    read_sums,
+    save_means,
+    save_scales,
+    statistics_of,
+)
 from .formats import expand
 from .libsvm import copy_weights
 from .numbering import Numbering, merge_strings, read_merged
 from .options import ConvertOptions
 from .parsing import Parsed, Parsing, Weights, changed, merge_distinct, parse_task, stamp_of
-from .rows import NARROW, Counts
+from .rows import NARROW, Counts, Rows
 from .sources import Source, Task, check_rows, counted_tasks, display_name
 from .table_columns import describe_uses
 
@@ -88,9 +106,21 @@ class Conversion:
     work: Path
     pool: Pool
 
+    def _load_kernels(self) -> None:
+        """Call the kernels that all conversions have over nothing."""
+        offsets, number = np.zeros(1, np.int64), np.zeros(0)
+        none, index, value = offsets[:0], np.zeros(0, np.int32), np.zeros(0, self.options.dtype)
+        self.source.reader.load_kernels()
+        rows = Rows(none, number, None, offsets, index, value)
+        rows.gather(none, rows)
+        FeatureSums(0, 1).add(0, index, value)
+        add_row_norms(offsets, value, np.zeros(3))
+        add_entries(index, index, value, np.zeros(2, np.uint64))
+
     def run(self) -> None:
         """Parse all rows, number their features, cut them into shards, sum up features to be scaled, and write."""
         source, options, plan, pool = self.source, self.options, self.plan, self.pool
+        load_together(self._load_kernels)
         encoding = source.encoding
         for name in ("runs", "dictionaries", "distinct", "kept", "dataset"):
             (self.work / name).mkdir()

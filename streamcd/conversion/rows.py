@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.rows import take_items
+from ..kernels.rows import take_column
 from ..models.encoding import Unknown, add_unknown, unknown_values
 from ..solvers.problem import LEAST_WEIGHT
 
@@ -57,7 +57,7 @@ class Rows:
         out.source_row[start:stop], out.label[start:stop] = self.source_row[rows], self.label[rows]
         entries = slice(int(out.indptr[start]), int(out.indptr[stop]))
         for column, into in ((self.index, out.index), (self.value, out.value)):
-            take_items(rows, self.indptr, 1, column, into[entries])
+            take_column(rows, self.indptr, column, into[entries])
         if self.weight is not None and out.weight is not None:
             out.weight[start:stop] = self.weight[rows]
 

@@ -140,6 +140,9 @@ class Reader:
         """Count the rows of a piece."""
         raise NotImplementedError
 
+    def load_kernels(self) -> None:
+        """Call the kernels that parse over nothing; see `compile.load_together`."""
+
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         """Read a piece, of a table the columns of `types`, a block at a time; text begins after so many lines."""
         raise NotImplementedError

@@ -90,16 +90,8 @@ class Records(NamedTuple):
             ends = np.append(0, np.cumsum(np.diff(self.indptr)[order]))
         items = [np.empty((ends[-1] - ends[0], *item.shape[1:]), item.dtype) for item in self.items]
         for item, out in zip(self.items, items, strict=True):
-            words = _words(item)
-            kernels.take_items(order, self.indptr, words.shape[1], words.reshape(-1), _words(out).reshape(-1))
+            kernels.take_column(order, self.indptr, item, out)
         return Records(fields, ends - ends[0], items)
-
-
-def _words(column: np.ndarray) -> np.ndarray:
-    """View a column as unsigned words, shape (n, words per element)."""
-    element_bytes = column.itemsize * int(np.prod(column.shape[1:], dtype=np.int64))
-    width = next(width for width in (8, 4, 2, 1) if element_bytes % width == 0)
-    return column.view(np.uint8).reshape(-1).view(f"u{width}").reshape(len(column), element_bytes // width)
 
 
 class Ranges:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import itertools
 import logging
 import textwrap
 import types
@@ -42,13 +41,8 @@ R = TypeVar("R")
 _logger = logging.getLogger("streamcd")
 _warned: set[str] = set()
 
-COMPILING = "compiling kernels"
+COMPILING = "compiling kernels (once for this machine)"
 """Phase in which kernels are compiled that are not cached yet."""
-
-
-def compiling_for(task: str) -> str:
-    """Say that a task needs kernels that are not cached; each task, and each kind of it, has some of its own."""
-    return f"compiling kernels for {task}, some ten seconds: the cache does not have them yet, and keeps them for later"
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class Progress:
     phase: str  # name, such as "parse" or "pass 12"
     done: int
     total: int | None  # None if unknown
-    unit: str  # "B", "rows" or "entries"
+    unit: str  # "B", "rows", "entries" or "kernels"
     note: str = ""  # further information, such as the current gap
     training: TrainingStatus | None = None  # None for other tasks
 
@@ -100,6 +94,8 @@ class Listener:
 
     def progress(self, progress: Progress) -> None:
         """Receive progress; called about once per block or window, so it must be cheap."""
+        if progress.phase == COMPILING and not progress.done:
+            _logger.info(COMPILING)
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
@@ -128,26 +124,21 @@ class _InPython(Listener):
 
 
 @contextmanager
-def telling_of_compilation(listener: Listener, task: str) -> Iterator[None]:
-    """Tell a listener of compilations for a task, unless another is told of them."""
-    from ..kernels.compiler import told  # here, for a shorter chain of imports
+def telling_of_compilation(listener: Listener) -> Iterator[None]:
+    """Tell a listener of compilations, unless another is told of them."""
+    from ..kernels.compiler import on_compile  # here, for a shorter chain of imports
 
-    numbers = itertools.count(1)
+    def tell(done: int, total: int) -> None:
+        listener.progress(Progress(COMPILING, done, total, "kernels"))
 
-    def tell() -> None:
-        number = next(numbers)
-        if number == 1:
-            listener.message(compiling_for(task))
-        listener.progress(Progress(COMPILING, 0, None, "", note=f"kernel {number}"))
-
-    if told:
+    if on_compile:
         yield
         return
-    told.append(tell)
+    on_compile.append(tell)
     try:
         yield
     finally:
-        told.remove(tell)
+        on_compile.remove(tell)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -346,7 +337,7 @@ class takes(Generic[P, Asked]):
             if type(listener) is not Listener and not in_command.is_set():
                 found["listener"] = listener = _InPython(listener)
             positional = [found.pop(one.name, None) for one in given]
-            with closing(listener), telling_of_compilation(listener, function.__name__):
+            with closing(listener), telling_of_compilation(listener):
                 return function(*positional, options(**found))
 
         call.__signature__ = signature  # type: ignore[attr-defined]

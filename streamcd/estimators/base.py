@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError, counted
-from ..core.options import COMPILING, Listener, Progress, compiling_for, telling_of_compilation, warn_once
+from ..core.options import COMPILING, Listener, Progress, telling_of_compilation, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset
@@ -69,7 +69,7 @@ class _Silent(Listener):
     def progress(self, progress: Progress) -> None:
         """Pass on compilation: a line in the log."""
         if progress.phase == COMPILING:
-            warn_once(compiling_for("fit"))
+            warn_once(COMPILING)
 
     def message(self, text: str) -> None:
         """Drop it."""
@@ -215,7 +215,7 @@ class LinearModel(BaseEstimator):
 
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
-        with closing(listener), telling_of_compilation(listener, "fit"):
+        with closing(listener), telling_of_compilation(listener):
             session = Session(listener, None, threads=Threads(self._n_threads() or 1))
             training = train_in_memory(dataset, options, session)
         return training.result, training.models[0]

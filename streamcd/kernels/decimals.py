@@ -5,11 +5,9 @@ Text is read eight bytes at a time: at least eight more, of any content, must fo
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from .compile import cached, kernel
+from .compile import inlined, part
 from .primitives import leading_zeros, load8, multiply_high, trailing_zeros
 
 _MIN_POWER, _MAX_POWER = -342, 308  # outside of these, 19 digits times 10^power is zero or infinite
@@ -43,7 +41,7 @@ _FIVES_UPPER, _FIVES_LOWER = _powers_of_five()
 OK, MALFORMED, HARD = 0, 1, 2  # HARD: Python's float() has to decide
 
 
-@kernel
+@part
 def _scaled(significand, power):
     """Return ``significand · 10^power``, correctly rounded, and whether that was decided (for subnormal numbers it is not).
 
@@ -83,7 +81,7 @@ def _scaled(significand, power):
     return np.float64(mantissa) * _TWO_TO[exponent + 1074], True
 
 
-@partial(cached, forceinline=True)
+@inlined
 def digits(text, position):
     """Parse the digits from `position` on: return their integer (modulo 2^64), and where they end.
 
@@ -108,7 +106,7 @@ def digits(text, position):
             return total, position
 
 
-@kernel
+@part
 def _long_number(text, start, stop, power):
     """Return the number of more than 18 digits in ``text[start:stop]`` (digits and at most one point), times 10^power.
 
@@ -137,7 +135,7 @@ def _long_number(text, start, stop, power):
     return value, decided
 
 
-@kernel
+@part
 def _exponent(text, position):
     """Parse the exponent whose ``e`` is at `position`: return it, limited to ± 99999, and its end (0: malformed)."""
     position += 1
@@ -154,7 +152,7 @@ def _exponent(text, position):
     return (-exponent if negative else exponent), position
 
 
-@partial(cached, forceinline=True)
+@inlined
 def number_at(text, position):
     """Parse the decimal number at `position`: return value, end, and `OK`, `MALFORMED` or `HARD`."""
     negative = text[position] == 0x2D

@@ -6,6 +6,7 @@ Arguments are those at the head of `primitives`.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -161,7 +162,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
         fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
-        n_live = 0
+        n_live = np.int64(0)
         for lane in lanes.chosen:
             if variables.active[i, lane] and row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
@@ -169,7 +170,7 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         if n_live == 0:
             continue
         q = _lane_dots(i, rows, w, lanes, n_live) + bias * bias
-        n_changed = 0
+        n_changed = np.int64(0)
         for position in range(n_live):
             lane = live[position]
             sign, y = row_label(i, lane, rows, costs)
@@ -195,7 +196,7 @@ def _lane_dots(i, rows, w, lanes, n_live):
     feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
     start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], dots.size
     end = lanes.chosen[-1] + 1 if lanes.chosen[-1] - lanes.chosen[0] >= 7 else n_lanes
-    position = 0
+    position = np.int64(0)
     if n_lanes == 1:
         dots[0], square = row_dot(rows, w, start, stop)
         return square
@@ -240,7 +241,7 @@ def _add_row_lanes(i, rows, w, lanes, n):
     feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
     start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], steps.size
     first, end = lanes.chosen[0], lanes.chosen[-1] + 1
-    position = 0
+    position = np.int64(0)
     while position < n and end - first >= 8:
         low, done = min(live[position], end - 8), position
         width, position = _neighbours(live, position, n, low, end)
@@ -281,7 +282,7 @@ def _certify_row(lane, loss, row, a, rest, totals):
     totals[lane, Total.N_VISITED] += 1.0
 
 
-@kernel
+@partial(kernel, strided="variables")
 def dual_certify(order, rows, costs, variables, totals, lanes):
     """Add up rows' terms of gap, loss and dual at fixed `w`, for the given lanes. Changed in place: `totals`."""
     w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
@@ -291,7 +292,7 @@ def dual_certify(order, rows, costs, variables, totals, lanes):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
         fetch_variables_ahead(order, p, variables, fetched)
         i = order[p]
-        n_live = 0
+        n_live = np.int64(0)
         for lane in lanes.chosen:
             if row_cost(i, lane, rows, costs) > 0.0:
                 live[n_live] = lane
@@ -305,7 +306,7 @@ def dual_certify(order, rows, costs, variables, totals, lanes):
             _certify_row(lane, costs.loss, row, alpha[i, lane], rest, totals)
 
 
-@kernel
+@partial(kernel, strided="variables")
 def add_alpha_rows(order, rows, costs, variables, lanes, v):
     """Add ``s_i alpha_i x_i`` of the given lanes to `v`, of the shape of `w`, in place: after all rows it is w(alpha)."""
     bias, alpha, n_lanes = costs.bias, variables.alpha, variables.active.shape[1]
@@ -314,7 +315,7 @@ def add_alpha_rows(order, rows, costs, variables, lanes, v):
     for p in range(order.size):
         fetch_ahead(order, p, rows, v, n_lanes, fetched)
         i = order[p]
-        n_changed = 0
+        n_changed = np.int64(0)
         for lane in lanes.chosen:
             if alpha[i, lane] != 0.0 and row_cost(i, lane, rows, costs) > 0.0:
                 live[n_changed] = lane

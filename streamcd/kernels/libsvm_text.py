@@ -53,7 +53,8 @@ class Room(NamedTuple):
     label: np.ndarray  # (rows,) float64
     indptr: np.ndarray  # (rows + 1,) int64
     feature: np.ndarray  # (entries,) int64: indices
-    value: np.ndarray  # (entries,) float
+    single: np.ndarray  # (entries,) float32: values, if they are of this type; else empty
+    double: np.ndarray  # (entries,) float64: likewise
 
 
 @inlined
@@ -91,12 +92,12 @@ def parse_lines(text, stop, state, room, allowed, known):
     int
         `END`, `FULL` (no room for the next row), `FLOAT`, or the error at ``state[TOKEN]``.
     """
-    label, indptr, index, value = room
+    label, indptr, index, single, double = room
     least_index, end_index, ignore, needs_label, end_label = allowed
     position, line, last = state[POSITION], state[LINE], state[LAST]
     row, entry = state[ROWS], state[ENTRIES]
     zeros, underflows, ignored = 0, 0, 0
-    capacity = len(label)
+    capacity, is_single = len(label), single.size > 0
     status = END
     token = position
     while position < stop:
@@ -184,12 +185,17 @@ def parse_lines(text, stop, state, room, allowed, known):
                     break
                 ignored += number != 0.0
             else:
-                value[entry] = number
+                value = number
+                if is_single:
+                    single[entry] = number
+                    value = np.float64(single[entry])
+                else:
+                    double[entry] = number
                 index[entry] = i
-                if np.isinf(value[entry]):
+                if np.isinf(value):
                     status = RANGE
                     break
-                if value[entry] != 0.0:
+                if value != 0.0:
                     entry += 1
                 elif number == 0.0:
                     zeros += 1

@@ -17,6 +17,7 @@ loss is its entry in `loss_table` and its line in `five_numbers`. Crammer–Sing
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -330,7 +331,7 @@ def loss_change(loss, t, moved, numbers):
 # Arrays of rows, for predictions
 
 
-@kernel
+@partial(kernel, nothing=(0.0,) * 6)
 def numbers_of(loss, y, cost):
     """Return `five_numbers`."""
     return five_numbers(loss, y, cost)

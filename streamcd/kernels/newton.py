@@ -7,6 +7,7 @@ slope of the loss at the row's margin ``t_i = s_i w·x_i``: its term of the gap 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -261,7 +262,7 @@ def solve_positive(matrix, x, least):
         x[i] = total / row[i]
 
 
-@kernel
+@partial(kernel, nothing=0.0)
 def sweep_model(matrix, pull, u, l1, l2, free_bias):
     """Minimise ``½ sᵀHs - v·s + g(w + s)`` along each weight, g an elastic net, without the last weight if that is free.
 
@@ -288,7 +289,7 @@ def sweep_model(matrix, pull, u, l1, l2, free_bias):
     return slopes
 
 
-@kernel
+@partial(kernel, nothing=(0.0,) * 2)
 def penalty_terms(w, v, share, l1, l2):
     """Return the penalty's term of the gap at `share` times v, and the norm of its derivative with respect to that."""
     total = squares = 0.0
@@ -299,7 +300,7 @@ def penalty_terms(w, v, share, l1, l2):
     return total, np.sqrt(squares)
 
 
-@kernel
+@partial(kernel, nothing=0.0)
 def slope_norm(w, v, l1, l2, free_bias):
     """Return the 2-norm of the smallest derivative of the objective, or with l1 its 1-norm, as LIBLINEAR measures them."""
     ones = squares = 0.0

@@ -16,6 +16,7 @@ totals : (lanes, N_TOTALS)     sums over the visited rows, columns as named belo
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -299,7 +300,7 @@ def shuffle(order, key):
         order[i], order[j] = order[j], order[i]
 
 
-@kernel
+@partial(kernel, strided="active")
 def active_rows(row_start, row_stop, active, lanes, order):
     """Write the rows that are active in any of `lanes` to `order`, and return their number.
 

@@ -196,20 +196,24 @@ def scale_rows(rows, scale, n_features, unit_rows, out):
 
 @kernel
 def scores(rows, kept, w, intercept, out):
-    """Write ``x·w_m + intercept_m`` of every row (`SparseRows`) and weight vector to `out`, (rows, vectors).
+    """Write ``x·w_m + intercept_m`` of every row and weight vector to `out`, (rows, vectors).
 
+    `rows` are the starts and stops of the rows' entries, and features and values of all, each as two read-only arrays, of
+    32 and of 64 bits, one of which is empty: else a second kernel would be compiled for text, which is parsed to 64 bits.
     `w` holds the weights of all features, (features, vectors), or of some, in order, those of the others being 0: `kept` has
     a bit for each feature, 64 in a uint64, how many are set before each of these (both empty where all are), and the number
     of features. Returns how many entries were left out, whose features are not among them.
     """
-    start, stop, feature, value = rows
+    start, stop, narrow, wide, single, double = rows
     bits, before, n_features = kept
     ignored, n_vectors, is_sparse = 0, w.shape[1], bits.size > 0
+    is_narrow, is_single = narrow.size > 0, single.size > 0
     for i in range(start.size):
         for m in range(n_vectors):
             out[i, m] = 0.0
         for k in range(start[i], stop[i]):
-            j, v = np.int64(feature[k]), np.float64(value[k])
+            j = np.int64(narrow[k]) if is_narrow else wide[k]
+            v = np.float64(single[k]) if is_single else double[k]
             if j < 0 or j >= n_features:
                 ignored += 1
                 continue
@@ -323,6 +327,14 @@ def take_items(records, indptr, width, words, out):
         for k in range(first * size, stop * size):
             out[end] = words[k]
             end += np.uint64(1)
+
+
+def take_column(records: np.ndarray, indptr: np.ndarray, column: np.ndarray, out: np.ndarray) -> None:
+    """Copy records' items of a column by `take_items`, as unsigned words, so that columns of many types have one kernel."""
+    item_bytes = column.itemsize * math.prod(column.shape[1:])
+    word = next(width for width in (8, 4, 2, 1) if item_bytes % width == 0)
+    words, taken = (array.view(np.uint8).reshape(-1).view(f"u{word}") for array in (column, out))
+    take_items(records, indptr, item_bytes // word, words, taken)
 
 
 @cached

@@ -12,6 +12,7 @@ With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from .primal import Columns, row_at, unit_numbers
 # The arrays of rows are read in random order: unsigned indices avoid numba's check for negative ones.
 
 
-@kernel
+@partial(kernel, nothing=(0.0,) * 4)
 def model_rows(scores, costs, share, pull, curvature):
     """Set `pull` and `curvature` to those of the quadratic model of the loss at the scores.
 
@@ -56,7 +57,7 @@ def model_rows(scores, costs, share, pull, curvature):
     return near_below, near_above, far_below, far_above
 
 
-@kernel
+@partial(kernel, nothing=0.0)
 def change_on_line(scores, moved, length, costs):
     """Return the difference of the loss at ``score + length * moved`` from that at the scores."""
     numbers = unit_numbers(scores, costs)
@@ -117,7 +118,7 @@ def add_columns(order, columns, bias, w, score):
                 score[np.uint64(columns.row[k])] += w[p] * np.float64(columns.value[k])
 
 
-@kernel
+@partial(kernel, nothing=0.0)
 def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
     """Minimise the model plus an elastic net along each column, once; returns the sum of the slopes before each step.
 

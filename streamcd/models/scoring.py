@@ -46,14 +46,26 @@ def score(
     out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
     none = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     words, value = (weights.words, weights.value) if isinstance(weights, SparseWeights) else (none, weights)
+    entries = *_by_width(rows.feature, np.int32, np.int64), *_by_width(rows.value, np.float32, np.float64)
 
     def score_share(share: slice) -> None:
-        own = SparseRows(rows.start[share], rows.stop[share], rows.feature, rows.value)
+        own = rows.start[share], rows.stop[share], *entries
         ignored.append(kernels.scores(own, (*words, weights.shape[0]), value, intercept, out[share]))
 
     n_entries = int((rows.stop - rows.start).sum())
     (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])
     return out, sum(ignored)
+
+
+def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:
+    """Return an array as one of two dtypes, and none of the other, read-only."""
+    views: list[np.ndarray] = [
+        array.view(dtype) if array.itemsize == np.dtype(dtype).itemsize else np.zeros(0, dtype)
+        for dtype in dtypes
+    ]
+    for view in views:
+        view.flags.writeable = False
+    return views
 
 
 # ---------------------------------------------------------------------------------------------------------------------

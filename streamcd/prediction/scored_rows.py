@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..conversion.parsing import row_batches
 from ..conversion.rows import QUERY_IDS_SKIPPED, Counts
-from ..conversion.sources import BLOCK_BYTES, Piece, check_rows, counted_tasks
+from ..conversion.sources import BLOCK_BYTES, Piece, Reader, check_rows, counted_tasks
 from ..core.errors import DataError, counted
 from ..core.files import scratch_directory
 from ..core.options import Progress
@@ -23,10 +23,12 @@ from ..core.parallel import TASKS_PER_WORKER, Pool, Threads, in_shares
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.schema import ChunkData
+from ..kernels.compile import load_together
 from ..models.encoding import unknown_values
 from ..models.model import Model
 from ..models.scoring import score_chunks
 from ..models.stored import load_model
+from ..solvers.problem import losses_of
 from .reading_plan import Data, Means, ReadingPlan, RowsToScore
 
 
@@ -112,7 +114,16 @@ class Scoring:
                 "predict needs none"
             )
 
+    def _load_kernels(self, reader: Reader | None) -> None:
+        """Call kernels over nothing; `reader` is that of files."""
+        if reader is not None:
+            reader.load_kernels()
+        self.model.decisions(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        if self._rows.compared:
+            losses_of(self.model.row_loss, *np.zeros((3, 0)))
+
     def _of_dataset(self, phase: str, dataset: Dataset, chunks: range | None) -> Iterator[ScoredRows]:
+        load_together(partial(self._load_kernels, None))
         chunks = range(dataset.n_chunks) if chunks is None else chunks
         for chunk, scored in score_chunks(dataset, chunks, self._score_chunk, self._threads):
             yield from scored
@@ -125,6 +136,7 @@ class Scoring:
     def _of_files(self, phase: str, part: Piece | None, *start: int) -> Iterator[ScoredRows]:
         source = self._rows.source(self.plan.text_block, self.plan.decoder_bytes, self.plan.batch_bytes)
         counts, indices = Counts(), self.model.source_indices
+        load_together(partial(self._load_kernels, source.reader))
         pieces, first = (source.reader.pieces(), (0, 0)) if part is None else ([part], start)
         for message in source.messages if part is None else ():
             self.listener.message(message)

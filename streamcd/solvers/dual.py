@@ -104,6 +104,7 @@ class RowSolver(Solver):
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Load the kernels, before windows are allocated, by all that a lane does, with one feature and without rows."""
+        self.layout.decoder(dataset, 0, 0)
         small, n_lanes = copy.copy(self), self.problem.n_lanes
         small.problem = replace(self.problem, n_features=1)
         window, one = empty_window(self.layout.new_arena(dataset, 2, 0)), np.zeros(1, dtype=np.int64)

@@ -81,6 +81,7 @@ class NewtonSolver(Solver):
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""
+        self.layout.decoder(dataset, 0, 0)
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
         self.add_window(window, state, window.chunks)
         minimise(MatrixModel(np.eye(1), np.ones(1)), np.zeros(1), Penalty.of_lane(self.problem, 0))

@@ -175,8 +175,7 @@ class Problem:
         """
         loss, total = self.row_loss, np.zeros(self.n_lanes)
         if self.has_targets:
-            factors, weight = weight if weight.size else np.ones(kind.size), np.zeros(kind.size)
-            add_losses(loss, target, np.zeros(kind.size), factors, weight)
+            weight = losses_of(loss, target, np.zeros(kind.size), weight if weight.size else np.ones(1))
         sums = np.bincount(kind, weight if weight.size else None)
         # one by one: a table of classes and lanes may be a large view
         for number in np.flatnonzero(sums).tolist():
@@ -357,9 +356,11 @@ def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
 
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
-    out = np.zeros(t.shape)
-    arrays = (np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64) for array in (y, t, cost))
-    add_losses(loss, *(array.reshape(-1) for array in arrays), out.reshape(-1))
+    out, arrays = np.zeros(t.shape), list[np.ndarray]()
+    for array in (y, t, cost):
+        arrays.append(np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64).reshape(-1).view())
+        arrays[-1].flags.writeable = False  # as broadcast arrays are: the kernel is compiled for these alone
+    add_losses(loss, *arrays, out.reshape(-1))
     return out
 
 

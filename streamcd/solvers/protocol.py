@@ -154,7 +154,7 @@ class Solver(ABC):
 
     @abstractmethod
     def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Compile kernels, or load them from the cache, before windows are allocated."""
+        """Call all kernels over nothing, before windows are allocated; see `compile.load_together`."""
 
     @abstractmethod
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:

@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.rows import take_items
+from ..kernels.rows import take_column
 from .arenas import RowArena, Window, item_ends
 
 _WORTH = 0.5
@@ -42,7 +42,7 @@ class ActiveRows:
         self._forget()
         nothing = np.zeros(1, dtype=np.int64)
         for column in (arena.feature[:0], arena.value[:0]):  # compiled, or loaded, before windows take memory
-            take_items(nothing[:0], nothing, 1, column, column)
+            take_column(nothing[:0], nothing, column, column)
 
     def begin_read(self, all_rows: bool, rows_return: bool) -> np.ndarray:
         """Return the chunks that a read has to `load`, bool, of which it does not need `all_rows`.
@@ -89,8 +89,8 @@ class ActiveRows:
             for name in self._copied:
                 records[name] = getattr(arena, name)[start + rows]
             feature, value = (np.empty(n_entries, array.dtype) for array in (arena.feature, arena.value))
-            take_items(rows, indptr, 1, arena.feature, feature)
-            take_items(rows, indptr, 1, arena.value, value)
+            take_column(rows, indptr, arena.feature, feature)
+            take_column(rows, indptr, arena.value, value)
             offset = self.disk_bytes if copy["offset"] < 0 else int(copy["offset"])
             self._write([records, feature, value], offset, n_bytes)
             self._copies[chunk] = offset, n_bytes, rows.size, n_entries

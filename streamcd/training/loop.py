@@ -19,6 +19,7 @@ from ..core.parallel import Threads
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SOURCE_ORDER
+from ..kernels.compile import load_together
 from ..solvers.acceleration import TOLD, recalls_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
@@ -283,9 +284,13 @@ class Loop(TrainingLoop):
     def _train(self) -> None:
         task, layout = self.task, self.task.solver.layout
         started = time.monotonic()
-        task.solver.load_kernels(task.dataset, self.state)
         none = np.zeros(0)
-        task.problem.losses_at_zero(none.astype(np.int64), none, none)
+
+        def load() -> None:
+            task.solver.load_kernels(task.dataset, self.state)
+            task.problem.losses_at_zero(none.astype(np.int64), none, none)
+
+        load_together(load)
         self.kernel_seconds = time.monotonic() - started
         n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)

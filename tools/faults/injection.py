@@ -140,7 +140,7 @@ class FaultyFiles:
 
 def _is_cache(file: Any) -> bool:
     """Recognise a file of the compile cache, which numba writes."""
-    return "__pycache__" in str(file)
+    return any(part in str(file) for part in ("__pycache__", ".nbi", ".nbc"))
 
 
 class _FaultyRaw(io.FileIO):
