@@ -216,7 +216,7 @@ class CsvReader(TextReader, TableReader):
         lines = line + 1 + np.searchsorted(newlines, starts)
         place = Block(display_name(path), 0, None, lines=lines).place
         if end < text.size:
-            found = bytes(text[end : end + 60]).decode(errors="replace")
+            found = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
             raise DataError(
                 f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
             )
