@@ -150,7 +150,7 @@ def open_source(
         if format == "csv":
             from .delimited import CsvReader
 
-            reader = CsvReader(paths, reading, options)
+            reader = CsvReader(paths, reading, (options.label, options.weight_column), options.features)
         elif format == "parquet":
             from .tables import ParquetReader, partitions_of
 
