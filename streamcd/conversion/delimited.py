@@ -29,7 +29,6 @@ from ..dataset.arrow_columns import (
     with_later_types,
 )
 from .byte_sources import HEAD_BYTES, ByteBlock, TextReader, delimiter_of, read_head
-from .options import TableOptions
 from .sources import (
     FIRST_ROWS,
     MOST_BATCH_ROWS,
@@ -73,9 +72,10 @@ def record_starts(text: np.ndarray, delimiter: str) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class CsvReader(TextReader, TableReader):
-    """Delimited text with a line of names; `options` tell the uses of columns."""
+    """Delimited text with a line of names."""
 
-    options: TableOptions
+    beside: tuple[str, ...]  # columns that are no features: of labels and weights
+    named: tuple[str, ...]  # columns that --features names
     is_text = True
 
     def last_end(self, buffer: bytearray, size: int) -> int:
@@ -219,7 +219,7 @@ class CsvReader(TextReader, TableReader):
         lines = line + 1 + np.searchsorted(newlines, starts)
         place = Block(display_name(path), 0, None, lines=lines).place
         if end < text.size:
-            found = bytes(text[end : end + 60]).decode(errors="replace")
+            found = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
             raise DataError(
                 f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
             )
@@ -279,9 +279,8 @@ class CsvReader(TextReader, TableReader):
             expected += (
                 ", as in its first rows" if self.reading.encoding is None else ", as in the data trained on"
             )
-        is_beside = name in (self.options.label, self.options.weight_column)
-        if self.reading.encoding is None and not is_beside:
-            out = "" if name in self.options.features else ", leave the column out with --drop"
+        if self.reading.encoding is None and name not in self.beside:
+            out = "" if name in self.named else ", leave the column out with --drop"
             remedy += f"{out}, or take it as text, as a category: --category {name}"
         if type_ == "double" and forms_of(arrow_strings([value]))[0] == COMMA:
             remedy = f"turn its decimal comma into a point before ({RECIPES})"

@@ -224,7 +224,7 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
         if format == "csv":
             from .delimited import CsvReader
 
-            reader = CsvReader(paths, reading, options)
+            reader = CsvReader(paths, reading, (options.label, options.weight_column), options.features)
         elif format == "parquet":
             from .tables import ParquetReader
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,6 @@ from ..dataset.arrow_columns import (
 )
 from ..models.encoding import Column, Encoding
 from .options import TableOptions
-
-if TYPE_CHECKING:
-    from .sources import TableReader
 
 _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
@@ -130,7 +127,7 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, first: pa.RecordBatch, reader: TableReader, options: TableOptions, name: str
+    schema: pa.Schema, first: pa.RecordBatch, reader: Any, options: TableOptions, name: str
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
@@ -182,7 +179,7 @@ def _column(
     types: Mapping[str, str],
     first: pa.RecordBatch,
     options: TableOptions,
-    reader: TableReader,
+    reader: Any,
 ) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     if pair := _pair(feature, types):
