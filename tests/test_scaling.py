@@ -341,9 +341,9 @@ def test_a_training_that_does_not_converge_says_what_is_badly_scaled(
     assert rms is not None
     ends = " to ".join(f"{rms[end]:.3g} of {rms[f'of_{end}']}" for end in ("min", "max"))  # type: ignore[literal-required]
     assert f"(root mean squares from {ends}), which takes many passes" in features
-    assert "converting with --scale maxabs" in features
+    assert 'converting with scale="maxabs"' in features
     assert "rows are badly scaled" in rows
-    assert "--normalize l2" in rows
+    assert 'normalize="l2"' in rows
 
 
 def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path) -> None:
