@@ -161,7 +161,8 @@ def judge(run: Path, result: Any, case: Case) -> None:
         for told, (given, least), own in zip(result.lanes, lanes, vectors, strict=True):
             primal, exact = mpf(told["primal_objective"]), exact_optimum.exact_objective(given, own)
             assert abs(primal - exact) <= 1e-9 * abs(exact), f"{nstr(primal, 12)} for {nstr(exact, 12)}"
-            gap, true = mpf(told["gap"]) * abs(primal), exact - least
+            size = max(abs(primal), mpf("1e-9") * exact_optimum.exact_objective(given, np.zeros_like(own)))
+            gap, true = mpf(told["gap"]) * size, exact - least
             rounded = ROUNDED * abs(least)
             assert true >= -rounded
             assert gap * (1 + mpf(10) ** -8) + rounded >= true, (
@@ -169,7 +170,7 @@ def judge(run: Path, result: Any, case: Case) -> None:
             )
             assert told["dual_objective"] <= least + rounded + mpf(10) ** -15 * abs(primal)
             if told["converged"]:
-                assert true <= TOL * abs(primal) + rounded
+                assert true <= TOL * size + rounded
 
 
 @pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
