@@ -133,7 +133,14 @@ AHEAD = 2
 _SILENCE_SECONDS = 10.0
 """The time after which a thread that is not needed any more, such as one that waits for a server, is left alone."""
 
-_current = threading.local()
+
+class _Current(threading.local):
+    """Events of which any tells the current thread, one of `ahead`, that nobody takes its items any more."""
+
+    stops: tuple[threading.Event, ...] = ()
+
+
+_current = _Current()
 
 
 def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item, None, None]:
@@ -146,7 +153,7 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
     made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     stopped = threading.Event()
-    stops = [stopped, *_stops()]  # of the thread that takes the items, too
+    stops = (stopped, *_current.stops)  # those of the thread that takes the items, too
 
     def make() -> None:
         _current.stops = stops
@@ -178,13 +185,9 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
         thread.join(_SILENCE_SECONDS)
 
 
-def _stops() -> list[threading.Event]:
-    return getattr(_current, "stops", [])
-
-
 def is_abandoned() -> bool:
     """Tell a thread of `ahead` if nobody takes its items any more."""
-    return any(stopped.is_set() for stopped in _stops())
+    return any(stopped.is_set() for stopped in _current.stops)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
