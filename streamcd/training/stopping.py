@@ -21,6 +21,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimates, Solver, S
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
 _LEAST_CAUTION = 0.005  # with 0.05 a twin training took 44 certificates in place of 3
 _STAYS = 1e-13  # of the objective: by less it changes at an optimum, by rounding
+_MOST_IDLE = 10  # successive reads at fixed w that change no objective; with 1 working sets ended too early
 
 CERTIFIED = ("primal", "dual", "gap", "violation", "rounding")
 """Arrays of a certificate (`protocol.Solver.certificate`)."""
@@ -86,8 +87,8 @@ class Reason(NamedTuple):
 REASONS = (
     Reason("gap", True),  # it is within the tolerance
     Reason("violation", True),  # LIBLINEAR's rule holds over a pass with all rows
-    # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective; or a read
-    # that trains changed neither objective nor gap
+    # the gap is within the tolerance but for rounding, and all passes were made, or one that changed no objective; or many
+    # reads that train changed none
     Reason(
         "rounding",
         shortfall="not converged {after}: with what rounding may add, the relative gap is {gap:.2g}, which more passes "
@@ -113,7 +114,8 @@ def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
         [
             gap <= allowed,
             _is_optimal(lanes, rule),
-            (gap - lanes["rounding"] <= allowed) & (stays | passes) | lanes["stalls"] & stays,
+            (gap - lanes["rounding"] <= allowed) & (stays | passes)
+            | stays & (lanes["idle_reads"] >= _MOST_IDLE),
             passes,
         ]
     )
@@ -138,8 +140,8 @@ def new_lane_arrays(n_lanes: int) -> Lanes:
     return {
         **{name: np.full(n_lanes, np.nan) for name in numbers},
         "at_zero": np.zeros(n_lanes),  # the objective with all weights 0, from the end of the first read on
-        **{name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes", "n_active")},
-        **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays", "stalls")},
+        **{name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes", "n_active", "idle_reads")},
+        **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays")},
         "whole": np.ones(n_lanes, dtype=bool),  # the last pass visited all rows
         "reason": np.full(n_lanes, UNFINISHED),
         # share of the allowed gap that the estimate has to reach; smaller after a failure
@@ -197,7 +199,9 @@ def _conclude_certificates(
     lanes["phase"][starting] = TRAIN
     change = np.abs(proof["primal"] - lanes["primal"])
     lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
-    lanes["stalls"][certified] = (proof["gap"] >= lanes["gap"])[certified] & reads_train
+    lanes["idle_reads"][certified] = np.where(lanes["stays"] & reads_train, lanes["idle_reads"] + 1, 0)[
+        certified
+    ]
     for name in CERTIFIED:
         lanes[name][certified] = proof[name][certified]
     if at_fixed_w:
