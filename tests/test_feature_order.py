@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 from crashing import killed
 from interrupted import ended, resume_by_turns, stopping_after, weights
-from small_datasets import Rows, columns_of, windows_of, write_dataset
+from small_datasets import Rows, windows_of, write_dataset
 
 import streamcd
 from streamcd.core.errors import Interrupted
@@ -28,14 +28,13 @@ N_FEATURES = 4200
 FREE = {"bias": 1.0, "unpenalized_bias": True}
 KINDS: dict[str, dict[str, Any]] = {
     "squared hinge": {"loss": "squared_hinge", "bias": 1.0},
-    "hinge, plain, path": {"loss": "hinge", "C": [0.1, 1.0], "acceleration": "none"},
+    "hinge, plain, path": {"loss": "hinge", "C": [0.02, 0.1], "acceleration": "none"},
     "logistic, classes": {"loss": "log_loss"},
     "hinge, free bias": {"loss": "hinge", **FREE},
     "Crammer-Singer": {"loss": "crammer_singer"},
     "multinomial, free bias": {"loss": "multinomial", **FREE},
     "twin": {"loss": "twin", "bias": 1.0},
     "squared error, free bias": {"loss": "squared_error", **FREE},
-    "primal": {"loss": "squared_hinge", "method": "primal", "bias": 1.0},
 }
 
 
@@ -60,9 +59,7 @@ def wide_rows(loss: str, n_rows: int = 240) -> Rows:
 def training(kind: str, folder: Path, *, resident: bool = False, **changed: Any) -> dict[str, Any]:
     asked = {"C": 0.5, "tol": 1e-5, "max_passes": 400, "seed": 3} | KINDS[kind] | changed
     rows = wide_rows(asked["loss"])
-    if asked.get("method") == "primal":
-        data = columns_of(folder / "data", rows)
-    elif asked["loss"] == "squared_error":
+    if asked["loss"] == "squared_error":
         data = streamcd.convert(rows, folder / "data", target=True, chunk_size=6000, shard_size=20000)
     else:
         data = write_dataset(folder / "data", rows, n_chunks=8, n_shards=3)
@@ -118,14 +115,13 @@ def test_blocks_of_the_source_are_got_and_set() -> None:
 def test_models_are_those_of_weights_in_the_order_of_the_source(
     tmp_path: Path, kind: str, in_source_order: Callable[..., Any]
 ) -> None:
-    asked = training(kind, tmp_path, tol=1e-7, max_passes=2000)
+    asked = training(kind, tmp_path, tol=1e-6, max_passes=1000)
     ranked = streamcd.train(run=tmp_path / "ranked", **asked)
     plain = in_source_order(streamcd.train, run=tmp_path / "plain", **asked)
     assert ranked.converged
-    assert ranked.primal_objective == pytest.approx(plain.primal_objective, rel=1e-6)
+    assert ranked.primal_objective == pytest.approx(plain.primal_objective, rel=2e-6)
     np.testing.assert_allclose(weights(tmp_path / "ranked"), weights(tmp_path / "plain"), atol=3e-2)
-    same = ended(tmp_path / "ranked") == ended(tmp_path / "plain")
-    assert same == (kind == "primal")  # its weights are not in order
+    assert ended(tmp_path / "ranked") != ended(tmp_path / "plain")  # sums have other roundings
 
 
 @pytest.mark.parametrize(
@@ -134,7 +130,7 @@ def test_models_are_those_of_weights_in_the_order_of_the_source(
 def test_stopped_anywhere_and_resumed_a_run_ends_with_the_same_bits(
     tmp_path: Path, kind: str, resident: bool
 ) -> None:
-    asked = training(kind, tmp_path, resident=resident, max_passes=30)
+    asked = training(kind, tmp_path, resident=resident, max_passes=12)
     streamcd.train(run=tmp_path / "whole", **asked)
     with pytest.raises(Interrupted):
         streamcd.train(run=tmp_path / "run", stop_requested=stopping_after(2), **asked)
