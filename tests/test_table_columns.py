@@ -215,7 +215,7 @@ def test_labels_that_may_stand_for_several_are_refused_and_targets_are_not(tmp_p
     """Two whole numbers from 2^53 on became one class where they are one float64."""
     source = make(tmp_path)
     options: dict[str, Any] = {"label": "label"} if str(source).endswith(("parquet", "csv", "arrow")) else {}
-    with pytest.raises(StreamcdError, match=r"(row |csv:2|txt:1).*2\^53.*found '?1.*--target"):
+    with pytest.raises(StreamcdError, match=r"(row |csv:2|txt:1).*2\^53.*found '?1.*give target"):
         streamcd.convert(source, tmp_path / "data", **options)
     made = streamcd.convert(source, tmp_path / "data", target=options.pop("label", True))
     assert made.targets == {"min": 5.0, "max": 2.0**60}
@@ -314,8 +314,8 @@ LATE = 200_000
 @pytest.mark.parametrize(
     ("header", "row", "last", "options", "message"),
     [
-        ("a,b,y", "1,1,0", "word,1,0", {}, "'a': expected a number, as in its first.*'word'; .*--drop.*--category a"),
-        ("a,b,y", "1,1,0", "word,1,0", {"features": "a,b"}, "found 'word'; correct the line, or .* --category a$"),
+        ("a,b,y", "1,1,0", "word,1,0", {}, "'a': expected a number, as in its first.*'word'; .* with drop.* category a"),
+        ("a,b,y", "1,1,0", "word,1,0", {"features": "a,b"}, "found 'word'; correct the line, or .* category a$"),
         ("a,b,y", "1,1,0", "1,1,word", {}, "'y': expected a number.* found 'word'; correct the line$"),
         ("a,w,y", "1,1,0", "1,word,1", {"weight_column": "w"}, "'w': .*found 'word'; correct the line$"),
         ("a;b;y", "1;1;0", "1,5;1;0", {}, "found '1,5'; turn its decimal comma into a point before .docs/tables.md"),
