@@ -132,7 +132,7 @@ def test_blocks_and_files_of_different_widths_are_refused_unless_the_number_of_f
     expected = "block 2, row 3: expected .*{} columns.*found .*{} columns.*n_features=".format(*widths)
     with pytest.raises(streamcd.StreamcdError, match=expected):
         streamcd.convert(iter(given), tmp_path / "data")
-    with pytest.raises(streamcd.StreamcdError, match=r"1\.np.: expected . columns, .*--n-features"):
+    with pytest.raises(streamcd.StreamcdError, match=r"1\.np.: expected . columns, .*give n_features"):
         streamcd.convert(tmp_path / "files", tmp_path / "data", **options)
     assert streamcd.convert(iter(given), tmp_path / "blocks", n_features=7).n_features == 7
     assert streamcd.convert(tmp_path / "files", tmp_path / "data", n_features=7, **options).n_features == 7
