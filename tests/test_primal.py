@@ -10,23 +10,28 @@ import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from heard import Heard
+from interrupted import ended, stopping_after
 from reference import exact_optimum, loss_values
 from small_datasets import (
     SMALL_COLUMNS,
     columns_of,
     multiclass,
     random_rows,
+    unequal_columns,
     write_dataset,
 )
 
 from streamcd import Dataset, make_columns, resume, train, tune
-from streamcd.core.errors import CheckpointError, DatasetError, UsageError
+from streamcd.core.errors import BudgetError, CheckpointError, DatasetError, Interrupted, UsageError
 from streamcd.kernels.primitives import Total
+from streamcd.runs.lane_groups import resolve
+from streamcd.runs.options import TrainOptions
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY, State
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
+from streamcd.training.checkpoint import read_arrays
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
@@ -104,6 +109,75 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
+
+
+@pytest.mark.parametrize(
+    ("loss", "method", "options"),
+    [
+        ("squared_hinge", "primal", {"C": 0.5, "acceleration": "none"}),
+        ("log_loss", "online", {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}}),
+        ("squared_hinge", "online", {"C": [0.3, 500.0]}),
+        ("log_loss", "primal", {"C": 3.0, "bias": 1.0, "unpenalized_bias": True}),
+    ],
+    ids=["plain", "lanes", "online", "free bias"],
+)
+def test_a_column_in_segments_leads_to_the_same_optimum(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    weight = np.linspace(0.1, 3.0, 120) if "bias" in options else None
+    rows = unequal_columns(3 if isinstance(options["C"], list) else 2)
+    dataset = columns_of(tmp_path / "data", rows, weight=weight)
+    whole, segments = (
+        train(
+            dataset,
+            tmp_path / f"resident {resident}",
+            loss=loss,
+            method=method,
+            tol=1e-6,
+            max_passes=3000,
+            plan=Plan(60, 90, resident=resident),
+            **options,
+        )
+        for resident in (True, False)
+    )
+    assert whole.converged
+    assert segments.converged
+    assert segments.primal_objective == pytest.approx(whole.primal_objective, rel=2e-6)
+    assert segments.passes <= 1.2 * whole.passes + 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_that_do_not_fit_are_refused_in_favour_of_the_dual(tmp_path: Path, method: str) -> None:
+    """18 bytes a row with one lane, without acceleration."""
+    dataset = columns_of(tmp_path / "data", random_rows())
+    dataset.n_rows = 10**9
+    assert resolve(dataset, TrainOptions(method=method, memory="20GB")).config.plan.window_entries
+    with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .* --method dual") as refusal:
+        train(dataset, tmp_path / "run", method=method, memory="10GB")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+    assert resolve(dataset, TrainOptions(method="dual", memory="10GB"))
+
+
+def test_a_run_stopped_while_it_is_certified_resumes(tmp_path: Path) -> None:
+    """Scores summed up anew are in the checkpoint too: of more than 130,000 rows it was called damaged."""
+    rng = np.random.default_rng(0)
+    n_rows = 150_000
+    x = sp.random_array((n_rows, 8), density=0.1, rng=rng, format="csr")
+    dataset = write_dataset(tmp_path / "data", (x, np.where(rng.random(n_rows) < 0.5, 1.0, -1.0)))
+    make_columns(dataset, chunk_size=20_000 * 8)
+    asked: dict[str, Any] = {
+        "method": "primal",
+        "max_passes": 1,
+        "plan": Plan(40_000, 8, resident=False),
+    }
+    train(dataset, tmp_path / "whole", **asked)
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(dataset, run, stop_requested=stopping_after(6), **asked)
+    assert "row_fresh" in (read_arrays(run / "state.npz") or {})
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
 
 
 def test_a_layout_made_anew_is_refused(tmp_path: Path) -> None:

@@ -87,14 +87,6 @@ class ColumnData(NamedTuple):
     costs: ColumnCosts
 
 
-class Span(NamedTuple):
-    """A segment of a column: ``row[start:stop]``, or, where `dense`, those rows themselves, each with the value `bias`."""
-
-    start: int
-    stop: int
-    dense: bool
-
-
 @inlined
 def unit_numbers(scores, costs):
     """Return the five numbers of a row of cost 1."""
@@ -388,48 +380,48 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Columns in segments (`Span`), of which each call handles one in all given lanes. Rows are numbered from the first of
-# `scores`. A step is one that needs no trial, so that two sweeps over the column do.
+# Columns in segments, of which each call handles one, the first `size` entries of the arena, in all given lanes. A step is
+# one that needs no trial, so that two sweeps over the column do.
 
 
 @kernel
-def segment_slopes(span, data, begins, lanes, sums):
+def segment_slopes(size, data, begins, lanes, sums):
     """Add a segment's terms to `sums` (lanes, 4): see `_add_slopes`, and the derivative at w = 0 where a lane begins."""
     for lane in lanes:
         own = sums[lane]
-        own[0], own[1], own[2] = _add_slopes(span, span.dense, lane, data, (own[0], own[1], own[2]))
+        own[0], own[1], own[2] = _add_slopes((0, size), False, lane, data, (own[0], own[1], own[2]))
         if begins[lane]:
-            own[3] = _add_slope_at_zero(span, span.dense, lane, data, own[3])
+            own[3] = _add_slope_at_zero((0, size), False, lane, data, own[3])
 
 
 @kernel
-def choose_steps(sums, w, ridge, loss, lanes, totals, steps):
+def choose_steps(sums, w, loss, lanes, totals, steps):
     """Choose the steps (lanes,) of a column's weights `w` (lanes,), and add them to these."""
     for lane in lanes:
         own = sums[lane]
-        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], ridge, loss)
+        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], 1.0, loss)
         _record_gradient(gradient, own[3], lane, totals)
         steps[lane] = min(free, 1.0) * step
         w[lane] += steps[lane]
 
 
 @kernel
-def segment_products(span, data, lanes, v):
+def segment_products(size, data, lanes, v):
     """Add a segment's terms to v (lanes,)."""
     for lane in lanes:
-        v[lane] = _add_products(span, span.dense, lane, data, v[lane])
+        v[lane] = _add_products((0, size), False, lane, data, v[lane])
 
 
 @kernel
-def add_gap_terms(w, v, ridge, lanes, totals):
+def add_gap_terms(w, v, lanes, totals):
     """Add the terms of a column's weights (lanes,) to the certificate's."""
     for lane in lanes:
-        _add_gap_term(w[lane], v[lane], ridge, lane, totals)
+        _add_gap_term(w[lane], v[lane], 1.0, lane, totals)
 
 
 @kernel
-def move_segment(span, data, lanes, steps, score):
+def move_segment(size, data, lanes, steps, score):
     """Add the steps (lanes,) along the column to the scores of a segment's rows."""
     for lane in lanes:
         if steps[lane] != 0.0:
-            _move(span, span.dense, lane, data, score, steps[lane])
+            _move((0, size), False, lane, data, score, steps[lane])
