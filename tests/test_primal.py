@@ -152,7 +152,7 @@ def test_scores_that_do_not_fit_are_refused_in_favour_of_the_dual(tmp_path: Path
     dataset = columns_of(tmp_path / "data", random_rows())
     dataset.n_rows = 10**9
     assert resolve(dataset, TrainOptions(method=method, memory="20GB")).config.plan.window_entries
-    with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .* --method dual") as refusal:
+    with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .*method=\"dual\"") as refusal:
         train(dataset, tmp_path / "run", method=method, memory="10GB")
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
