@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from heard import Heard
 from interrupted import ended, stopping_after
-from reference import exact_optimum, loss_values
+from reference import exact_optimum
 from small_datasets import (
     SMALL_COLUMNS,
     columns_of,
@@ -23,11 +23,10 @@ from small_datasets import (
 
 from streamcd import Dataset, make_columns, resume, train, tune
 from streamcd.core.errors import BudgetError, CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.kernels.primitives import Total
 from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.protocol import CERTIFY, State
+from streamcd.solvers.protocol import CERTIFY
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
@@ -43,46 +42,6 @@ def small_windows(dataset: Dataset, share: float = 0.25, *, resident: bool = Fal
     return Plan(entries, max(dataset.n_features, 1), resident=resident)
 
 
-class Pass:
-    """One solver over one resident window, for looking at single steps."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        loss: str,
-        *,
-        method: str = "primal",
-        acceleration: str = "none",
-        **problem: Any,
-    ) -> None:
-        assert dataset.classes is not None
-        assert dataset.class_counts is not None
-        self.problem = make_problem(
-            loss=loss,
-            classes=dataset.classes,
-            n_features=dataset.n_features,
-            **problem,
-        )
-        self.solver = make_solver(self.problem, method, dataset, acceleration=acceleration)
-        self.state: State = self.solver.new_state()
-        plan = Plan(max(dataset.n_entries, 1), dataset.n_features, resident=True)
-        with Stream(dataset, plan, self.solver.layout, 0) as stream:
-            (self.window,) = stream.windows(0)
-        self.order = np.empty(self.window.stop.max(initial=0) + 1, dtype=np.int64)
-
-    def objective(self, x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> float:
-        """f at the state's w, of the first lane."""
-        w = self.state.w[: x.shape[1], 0]
-        free = 0.5 * self.state.w[-1, 0] ** 2 if self.problem.free_bias else 0.0
-        return float(0.5 * w @ w - free + cost @ loss_values(self.problem.loss, y * (x @ w)))
-
-    def visit(self, places: list[int]) -> None:
-        """Visit these places only, in this order."""
-        order = np.array(places, dtype=np.int64)
-        self.solver.visits = lambda *_: order  # type: ignore[method-assign]
-        self.solver.visit(self.window, self.state, self.order, np.uint64(0))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Optima and certificates
 
@@ -91,20 +50,24 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
     """Any alpha is a dual point, so drift widens the gap; and the read at fixed w mends the scores."""
     x, y = random_rows()
     dataset = columns_of(tmp_path / "data", (x, y))
-    it = Pass(dataset, "squared_hinge", C=[1.0])
+    problem = make_problem(loss="squared_hinge", classes=np.unique(y), n_features=x.shape[1], C=[1.0])
+    solver = make_solver(problem, "primal", dataset)
+    state = solver.new_state()
+    with Stream(dataset, small_windows(dataset, 1.0, resident=True), solver.layout, 0) as stream:
+        (window,) = stream.windows(0)
+    order = np.empty(window.stop.max() + 1, dtype=np.int64)
     for key in range(60):
-        it.solver.visit(it.window, it.state, it.order, np.uint64(key))
-        it.solver.end_read(it.state, np.array([0]))
+        solver.visit(window, state, order, np.uint64(key))
+        solver.end_read(state, np.array([0]))
     _, (best,) = exact_optimum("squared_hinge", x.toarray(), y)
     for drift in (0.0, 1e-3, 0.1):
-        it.state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
-        it.state.lanes["phase"][:] = CERTIFY
-        it.state.totals[:] = 0.0
-        it.solver.visit(it.window, it.state, it.order, np.uint64(0))
-        proof = it.solver.certificate(it.state)
-        assert it.state.totals[0, Total.N_VISITED] == 20
+        state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
+        state.lanes["phase"][:] = CERTIFY
+        state.totals[:] = 0.0
+        solver.visit(window, state, order, np.uint64(0))
+        proof = solver.certificate(state)
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
-        np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
+        np.testing.assert_allclose(state.rows["score"], x @ state.w[:-1], atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

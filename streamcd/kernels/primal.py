@@ -6,7 +6,7 @@ order : (n,) int64                offsets of the columns to visit; -1 is the bia
 data, scores, costs               `ColumnData`, and its `Scores` and `ColumnCosts`
 w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to the bias
 lanes : (k,) int64                the lanes to work on
-totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
+totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, N_ACTIVE
 
 Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, with ξ any loss of margins that has a curvature (`losses`).
 """
@@ -203,9 +203,6 @@ def _record_gradient(gradient, at_zero, lane, totals):
     """Add the gradient of a visited coordinate in a lane to the sums of the read."""
     totals[lane, Total.DUAL] += at_zero * at_zero
     totals[lane, Total.GAP] += 0.5 * gradient * gradient
-    totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
-    totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
-    totals[lane, Total.N_VISITED] += 1
     totals[lane, Total.N_ACTIVE] += 1
 
 
@@ -224,7 +221,6 @@ def _solve(span, dense, weight, lane, data, begins, totals):
     share = 1.0
     while step != 0.0 and share > free:
         change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
-        totals[lane, Total.N_STEPS] += 1
         if change <= _SIGMA * gradient * step:
             break
         share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
@@ -241,7 +237,7 @@ def primal_visit(order, data, w, begins, lanes, totals):
     ``λ <= 2 (1 - σ) D''(0) / H``, ``H = 1 + max ξ'' Σ C_j x_ji²``, this holds without an evaluation. Source: Chang, Hsieh,
     Lin, JMLR 9 (2008).
 
-    Changed in place: `w`, the scores, `totals` (N_STEPS counts evaluations). Cost: two sweeps over the column's entries,
+    Changed in place: `w`, the scores, `totals`. Cost: two sweeps over the column's entries,
     and one for each evaluation. For lanes marked in `begins` (lanes,) the squares of the derivatives at w = 0 are added to
     DUAL, at the cost of a sweep.
     """
@@ -295,12 +291,8 @@ def _add_products(span, dense, lane, data, v):
 @inlined
 def _add_gap_term(own, v, ridge, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
-    totals[lane, Total.N_VISITED] += 1
     if ridge != 0.0:
-        gradient = own - v
         totals[lane, Total.GAP] += gap_term(own, v)
-        totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
-        totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
 
 
 @kernel

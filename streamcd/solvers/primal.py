@@ -189,7 +189,8 @@ class PrimalSolver(Solver):
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""
         state.rows.pop("fresh", None)  # which keeps checkpoints small
         norm = state.lanes["start_norm"]
-        norm[trained] = np.where(np.isnan(norm[trained]), _start_norm(state)[trained], norm[trained])
+        begun = trained[np.isnan(norm[trained])]
+        norm[begun] = np.sqrt(state.totals[begun, Total.DUAL])
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute ``½‖w - v‖² + Σ phi``, ``v = w(alpha)``, with alpha from the kept scores and margins from the fresh ones.
@@ -204,10 +205,8 @@ class PrimalSolver(Solver):
         return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
-        norm = np.sqrt(2.0 * np.maximum(state.totals[:, Total.GAP], 0.0))
-        seen = np.isfinite(state.totals[:, Total.VIOLATION_MAX])
-        counts = self._dataset.class_counts
-        return np.where(seen, relative_violation(self.problem, counts, state, norm, _start_norm(state)), 0.0)
+        norm, start = np.sqrt(2.0 * state.totals[:, Total.GAP]), np.sqrt(state.totals[:, Total.DUAL])
+        return relative_violation(self.problem, self._dataset.class_counts, state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.
@@ -228,8 +227,7 @@ class PrimalSolver(Solver):
             factor = np.divide(-slope, curve, out=np.zeros_like(slope), where=falls)
             kept["extrapolation"][trained] = np.clip(factor, 0.0, _MAX_FACTOR)[trained]
             kept["objective"][trained] = primal[trained]
-        gap = np.abs(state.totals[:, Total.GAP])  # negative only by rounding
-        return Estimates(gap, primal, self._violation(state))
+        return Estimates(state.totals[:, Total.GAP], primal, self._violation(state))
 
     def _scores(self, state: State) -> Scores:
         score = state.rows["score"]
@@ -243,10 +241,6 @@ class PrimalSolver(Solver):
 def columns_of(arena: ColumnArena) -> Columns:
     """Return an arena as an argument of kernels."""
     return Columns(arena.indptr, arena.feature, primitives.unsigned(arena.row), arena.value)
-
-
-def _start_norm(state: State) -> np.ndarray:
-    return np.sqrt(np.maximum(state.totals[:, Total.DUAL], 0.0))
 
 
 def new_constants(dataset: Dataset, problem: Problem, n_rows: int) -> RowConstants:
