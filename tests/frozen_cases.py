@@ -515,10 +515,10 @@ WINDOWS = {
     "Crammer–Singer": ("classes", (60, 20), {"loss": "crammer_singer", "C": 0.3}),
     "twin": ("two", (60, 20), {"loss": "twin", "tol": 1e-4}),
     "primal": ("unequal", (60, 90), {"loss": "squared_hinge", "method": "primal", "C": [0.3, 30.0]}),
-    "primal, pages of scores": ("unequal", (60, 90, 7), {"loss": "log_loss", "method": "primal", "C": 3.0}),
-    "online, pages of scores": ("unequal", (60, 90, 7), {"loss": "squared_hinge", "method": "online"}),
+    "primal, log loss": ("unequal", (60, 90), {"loss": "log_loss", "method": "primal", "C": 3.0}),
+    "online": ("unequal", (60, 90), {"loss": "squared_hinge", "method": "online"}),
 }
-"""Trainings out of core: the dataset, the window's entries and items with a page's rows, and options."""
+"""Trainings out of core: the dataset, the window's entries and items, and options."""
 
 
 def windowed(bench: Bench, data: str, sizes: tuple[int, ...], options: dict[str, Any]) -> Outcome:

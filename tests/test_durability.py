@@ -89,7 +89,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "train": train,
     "train over another": lambda place: train(place, run="done", force=True),
     "train streamed": lambda place: train(place, plan=windows_of(streamcd.open(place / "data"), 2)),
-    "train with pages": lambda place: train(place, method="primal", plan=transposed_plan()),
+    "train by columns": lambda place: train(place, method="primal", plan=transposed_plan()),
     "train a path": lambda place: train(place, C=[0.1, 1.0], loss="log_loss"),
     "train in rounds": lambda place: train(place, client=Simulation(2), memory="1GB"),
     "train in rounds from another": lambda place: train(
@@ -115,7 +115,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 def transposed_plan() -> Any:
     from streamcd.stream.memory_plan import Plan
 
-    return Plan(400, 6, resident=False, page_rows=50)
+    return Plan(400, 6, resident=False)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from small_datasets import random_rows, windows_of, write_dataset
 
 import streamcd
-from streamcd import Dataset, make_columns
+from streamcd import Dataset
 from streamcd.core.errors import CheckpointError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from tools.simulated_cluster import Simulation
@@ -64,28 +64,23 @@ def test_files_of_another_run_of_the_same_shape_are_refused_by_name(
 
 
 @pytest.mark.parametrize("often", ["neither", "mine", "other", "both"])
-def test_pages_of_another_run_are_refused_by_name(dataset: Dataset, tmp_path: Path, often: str) -> None:
+def test_slots_of_another_run_are_refused_by_name(dataset: Dataset, tmp_path: Path, often: str) -> None:
     """They were called damaged where one of the runs, on a busy machine, had made a checkpoint more than the other."""
-    from streamcd.stream.memory_plan import Plan
-
-    make_columns(dataset)
-    plan = Plan(400, 6, resident=False, page_rows=50)
     mine, other = (
         train(
             dataset,
             tmp_path / run,
-            method="primal",
-            plan=plan,
+            plan=windows_of(dataset, 2),
             checkpoint_every=1e-9 if often in (run, "both") else 60.0,
         )
         for run in ("mine", "other")
     )
     assert not command_line.problems(mine)
-    shutil.rmtree(mine / "rows")
-    shutil.copytree(other / "rows", mine / "rows")
+    shutil.rmtree(mine / "dual")
+    shutil.copytree(other / "dual", mine / "dual")
     assert all("of another run" in problem for problem in command_line.problems(mine))
     assert command_line.problems(mine)
-    with pytest.raises(CheckpointError, match=r"rows.*of another run"):
+    with pytest.raises(CheckpointError, match=r"dual.*of another run"):
         streamcd.resume(mine, max_passes=6)
 
 

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from small_datasets import columns_of, random_rows, write_dataset
 
 import streamcd
-from streamcd import convert, train
+from streamcd import convert, make_columns, train
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.core.errors import UsageError
@@ -219,6 +219,58 @@ def test_data_that_fits_stays_within_its_budget_too(tmp_path: Path) -> None:
     )
     assert_within(peak, budget)
     assert result["bytes_read"] < 2 * decoded
+
+
+def write_many_rows(path: Path, n_chunks: int, n_second: int, chunk_rows: int = 1 << 16) -> None:
+    """Rows of four entries: one of a feature of all rows, one of `n_second` features, two of 200 others."""
+    writer = ChunkWriter(
+        path, index_dtype=np.int32, value_dtype=np.float32, row_dtype=np.int32, shard_bytes=1 << 28
+    )
+    counts = np.zeros(2, dtype=np.int64)
+    n_features = 201 + n_second
+    occurs = np.zeros(n_features, dtype=np.int64)
+    for chunk in range(n_chunks):
+        rng = np.random.default_rng([3, chunk])
+        feature = np.empty((chunk_rows, 4), dtype=np.int32)
+        feature[:, 0], feature[:, 1] = 0, rng.integers(1, 1 + n_second, chunk_rows)
+        feature[:, 2] = 1 + n_second + rng.integers(0, 100, chunk_rows)
+        feature[:, 3] = 101 + n_second + rng.integers(0, 100, chunk_rows)
+        value = rng.standard_normal((chunk_rows, 4), dtype=np.float32)
+        label = (value[:, 0] + value[:, 1] + value[:, 3] * (feature[:, 3] - n_second - 150) / 50 > 0).astype(
+            float
+        )
+        counts += np.bincount(label.astype(int), minlength=2)
+        occurs += np.bincount(feature.reshape(-1), minlength=n_features)
+        source = np.arange(chunk * chunk_rows, (chunk + 1) * chunk_rows)
+        indptr = np.arange(chunk_rows + 1, dtype=np.int64) * 4
+        writer.write_chunk(source, label, None, indptr, feature.reshape(-1), value.reshape(-1))
+    zeros = np.zeros(n_features)
+    names = ("min", "max", "mean", "mean_square")
+    writer.write_features(
+        [{"feature": np.arange(n_features), "n_entries": occurs, **dict.fromkeys(names, zeros)}]
+    )
+    writer.close(
+        n_features=n_features, index_base=1, classes=[0, 1], class_counts=counts.tolist(), label_kind="integer", seed=0,
+        source=[],
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_chunks", "n_second"), [(90, 40), (120, 2)])
+def test_scores_in_memory_are_part_of_the_budget(tmp_path: Path, n_chunks: int, n_second: int) -> None:
+    """Of 5.9 and 7.9 million rows they take 106 and 142 MB; a feature of all rows is read in pieces."""
+    write_many_rows(tmp_path / "data", n_chunks, n_second)
+    make_columns(tmp_path / "data")
+    n_rows = open_dataset(tmp_path / "data").n_rows
+    budget = RESERVED_BYTES + 18 * n_rows
+    peak, result = peak_of_training(
+        tmp_path / "data", tmp_path / "run", method="primal", bias=1.0, memory=budget, max_passes=1, tol=1e-9,
+        checkpoint_every=1.0, acceleration="none",
+    )  # fmt: skip
+    plan = json.loads((tmp_path / "run" / "config.json").read_text())["plan"]
+    assert plan["window_entries"] < n_rows, "the feature of all rows is read in pieces"
+    assert_within(peak, budget)
+    assert result["passes"] == 1
 
 
 def test_the_same_objective_within_any_budget(tmp_path: Path) -> None:

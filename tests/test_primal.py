@@ -10,23 +10,27 @@ import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
 from heard import Heard
-from reference import exact_optimum, loss_values
+from interrupted import ended, stopping_after
+from reference import exact_optimum
 from small_datasets import (
     SMALL_COLUMNS,
     columns_of,
     multiclass,
     random_rows,
+    unequal_columns,
     write_dataset,
 )
 
 from streamcd import Dataset, make_columns, resume, train, tune
-from streamcd.core.errors import CheckpointError, DatasetError, UsageError
-from streamcd.kernels.primitives import Total
+from streamcd.core.errors import BudgetError, CheckpointError, DatasetError, Interrupted, UsageError
+from streamcd.runs.lane_groups import resolve
+from streamcd.runs.options import TrainOptions
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.protocol import CERTIFY, State
+from streamcd.solvers.protocol import CERTIFY
 from streamcd.solvers.registry import make_solver
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
+from streamcd.training.checkpoint import read_arrays
 
 LOSSES = ("squared_hinge", "log_loss")
 METHODS = ("primal", "online")
@@ -38,46 +42,6 @@ def small_windows(dataset: Dataset, share: float = 0.25, *, resident: bool = Fal
     return Plan(entries, max(dataset.n_features, 1), resident=resident)
 
 
-class Pass:
-    """One solver over one resident window, for looking at single steps."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        loss: str,
-        *,
-        method: str = "primal",
-        acceleration: str = "none",
-        **problem: Any,
-    ) -> None:
-        assert dataset.classes is not None
-        assert dataset.class_counts is not None
-        self.problem = make_problem(
-            loss=loss,
-            classes=dataset.classes,
-            n_features=dataset.n_features,
-            **problem,
-        )
-        self.solver = make_solver(self.problem, method, dataset, acceleration=acceleration)
-        self.state: State = self.solver.new_state()
-        plan = Plan(max(dataset.n_entries, 1), dataset.n_features, resident=True)
-        with Stream(dataset, plan, self.solver.layout, 0) as stream:
-            (self.window,) = stream.windows(0)
-        self.order = np.empty(self.window.stop.max(initial=0) + 1, dtype=np.int64)
-
-    def objective(self, x: np.ndarray, y: np.ndarray, cost: np.ndarray) -> float:
-        """f at the state's w, of the first lane."""
-        w = self.state.w[: x.shape[1], 0]
-        free = 0.5 * self.state.w[-1, 0] ** 2 if self.problem.free_bias else 0.0
-        return float(0.5 * w @ w - free + cost @ loss_values(self.problem.loss, y * (x @ w)))
-
-    def visit(self, places: list[int]) -> None:
-        """Visit these places only, in this order."""
-        order = np.array(places, dtype=np.int64)
-        self.solver.visits = lambda *_: order  # type: ignore[method-assign]
-        self.solver.visit(self.window, self.state, self.order, np.uint64(0))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Optima and certificates
 
@@ -86,24 +50,97 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
     """Any alpha is a dual point, so drift widens the gap; and the read at fixed w mends the scores."""
     x, y = random_rows()
     dataset = columns_of(tmp_path / "data", (x, y))
-    it = Pass(dataset, "squared_hinge", C=[1.0])
+    problem = make_problem(loss="squared_hinge", classes=np.unique(y), n_features=x.shape[1], C=[1.0])
+    solver = make_solver(problem, "primal", dataset)
+    state = solver.new_state()
+    with Stream(dataset, small_windows(dataset, 1.0, resident=True), solver.layout, 0) as stream:
+        (window,) = stream.windows(0)
+    order = np.empty(window.stop.max() + 1, dtype=np.int64)
     for key in range(60):
-        it.solver.visit(it.window, it.state, it.order, np.uint64(key))
-        it.solver.end_read(it.state, np.array([0]))
+        solver.visit(window, state, order, np.uint64(key))
+        solver.end_read(state, np.array([0]))
     _, (best,) = exact_optimum("squared_hinge", x.toarray(), y)
     for drift in (0.0, 1e-3, 0.1):
-        it.state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
-        it.state.lanes["phase"][:] = CERTIFY
-        it.state.totals[:] = 0.0
-        it.solver.visit(it.window, it.state, it.order, np.uint64(0))
-        proof = it.solver.certificate(it.state)
-        assert it.state.totals[0, Total.N_VISITED] == 20
+        state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
+        state.lanes["phase"][:] = CERTIFY
+        state.totals[:] = 0.0
+        solver.visit(window, state, order, np.uint64(0))
+        proof = solver.certificate(state)
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
-        np.testing.assert_allclose(it.state.rows["score"], x @ it.state.w[:-1], atol=1e-12)
+        np.testing.assert_allclose(state.rows["score"], x @ state.w[:-1], atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
+
+
+@pytest.mark.parametrize(
+    ("loss", "method", "options"),
+    [
+        ("squared_hinge", "primal", {"C": 0.5, "acceleration": "none"}),
+        ("log_loss", "online", {"C": [0.3, 500.0], "bias": 0.7, "class_weight": {-1.0: 2.0}}),
+        ("squared_hinge", "online", {"C": [0.3, 500.0]}),
+        ("log_loss", "primal", {"C": 3.0, "bias": 1.0, "unpenalized_bias": True}),
+    ],
+    ids=["plain", "lanes", "online", "free bias"],
+)
+def test_a_column_in_segments_leads_to_the_same_optimum(
+    tmp_path: Path, loss: str, method: str, options: dict[str, Any]
+) -> None:
+    weight = np.linspace(0.1, 3.0, 120) if "bias" in options else None
+    rows = unequal_columns(3 if isinstance(options["C"], list) else 2)
+    dataset = columns_of(tmp_path / "data", rows, weight=weight)
+    whole, segments = (
+        train(
+            dataset,
+            tmp_path / f"resident {resident}",
+            loss=loss,
+            method=method,
+            tol=1e-6,
+            max_passes=3000,
+            plan=Plan(60, 90, resident=resident),
+            **options,
+        )
+        for resident in (True, False)
+    )
+    assert whole.converged
+    assert segments.converged
+    assert segments.primal_objective == pytest.approx(whole.primal_objective, rel=2e-6)
+    assert segments.passes <= 1.2 * whole.passes + 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_that_do_not_fit_are_refused_in_favour_of_the_dual(tmp_path: Path, method: str) -> None:
+    """18 bytes a row with one lane, without acceleration."""
+    dataset = columns_of(tmp_path / "data", random_rows())
+    dataset.n_rows = 10**9
+    assert resolve(dataset, TrainOptions(method=method, memory="20GB")).config.plan.window_entries
+    with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .*method=\"dual\"") as refusal:
+        train(dataset, tmp_path / "run", method=method, memory="10GB")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+    assert resolve(dataset, TrainOptions(method="dual", memory="10GB"))
+
+
+def test_a_run_stopped_while_it_is_certified_resumes(tmp_path: Path) -> None:
+    """Scores summed up anew are in the checkpoint too: of more than 130,000 rows it was called damaged."""
+    rng = np.random.default_rng(0)
+    n_rows = 150_000
+    x = sp.random_array((n_rows, 8), density=0.1, rng=rng, format="csr")
+    dataset = write_dataset(tmp_path / "data", (x, np.where(rng.random(n_rows) < 0.5, 1.0, -1.0)))
+    make_columns(dataset, chunk_size=20_000 * 8)
+    asked: dict[str, Any] = {
+        "method": "primal",
+        "max_passes": 1,
+        "plan": Plan(40_000, 8, resident=False),
+    }
+    train(dataset, tmp_path / "whole", **asked)
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(dataset, run, stop_requested=stopping_after(6), **asked)
+    assert "row_fresh" in (read_arrays(run / "state.npz") or {})
+    resume(run)
+    assert ended(run) == ended(tmp_path / "whole")
 
 
 def test_a_layout_made_anew_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from small_datasets import (
 )
 
 import streamcd
-from streamcd import Dataset, load_model, make_columns, resume, train
+from streamcd import Dataset, load_model, resume, train
 from streamcd.core.errors import CheckpointError, DatasetError, Interrupted, LockError, UsageError
 from streamcd.stream.memory_plan import Plan
 from streamcd.training import checkpoint
@@ -62,8 +62,8 @@ def rows_apart() -> Rows:
     return x, np.where(x @ np.linspace(-1, 1, 30) > 0, 1.0, -1.0)
 
 
-PAGES = Plan(60, 90, resident=False, page_rows=7)
-"""Of `unequal_columns`: the feature of all rows does not fit in a window, and rows are in 18 pages."""
+LONG_COLUMN = Plan(60, 90, resident=False)
+"""Of `unequal_columns`: the feature of all rows does not fit in a window."""
 
 
 KINDS: dict[str, tuple[Callable[[], Rows], dict[str, Any]]] = {
@@ -86,9 +86,12 @@ KINDS: dict[str, tuple[Callable[[], Rows], dict[str, Any]]] = {
     "newton": (multiclass, {"method": "newton", "loss": "log_loss"}),
     "primal": (multiclass, {"method": "primal", "bias": 1.0}),
     "online": (multiclass, {"method": "online", "bias": 1.0, "loss": "log_loss"}),
-    "primal, pages": (unequal_columns, {"method": "primal", "bias": 1.0, "max_passes": 6}),
-    "online, pages": (unequal_columns, {"method": "online", "bias": 1.0, "max_passes": 6}),
-    "online, pages, from another": (unequal_columns, {"method": "online", "start_from": "first", "C": 2.0}),
+    "primal, a long column": (unequal_columns, {"method": "primal", "bias": 1.0, "max_passes": 6}),
+    "online, a long column": (unequal_columns, {"method": "online", "bias": 1.0, "max_passes": 6}),
+    "online, a long column, from another": (
+        unequal_columns,
+        {"method": "online", "start_from": "first", "C": 2.0},
+    ),
 }
 
 
@@ -111,7 +114,7 @@ COURSES = (
     "omega by trial",
     "newton",
     "primal",
-    "online, pages, from another",
+    "online, a long column, from another",
 )
 """Kinds that go on from an end."""
 
@@ -123,7 +126,7 @@ def training(kind: str, folder: Path, *, resident: bool = False, **changed: Any)
     if by_columns:
         weight = np.linspace(0.1, 3.0, 120) if make is unequal_columns else None
         dataset = columns_of(folder / "data", make(), weight=weight)
-        plan = PAGES
+        plan = LONG_COLUMN
         if make is not unequal_columns:
             plan = Plan(dataset.n_entries // 4, dataset.n_features, resident=resident)
     else:
@@ -177,10 +180,10 @@ def test_a_run_that_ended_at_its_passes_goes_on_to_the_optimum(tmp_path: Path, k
 ENDS = [
     ("squared hinge", False, 2, 12, "power"),
     ("omega by trial", False, 13, 4, "power"),
-    ("primal, pages", False, 3, 4, "power"),
+    ("primal, a long column", False, 3, 4, "power"),
     ("squared hinge", True, 2, 10, "half"),
     ("twin, sor", False, 13, 4, "half"),
-    ("online, pages", False, 3, 4, "half"),
+    ("online, a long column", False, 3, 4, "half"),
 ]
 
 
@@ -518,7 +521,6 @@ WRONG_VALUES = [
     (("plan", "window_entries"), 0),
     (("plan", "window_rows"), -1),
     (("plan", "window_entries"), 10**30),
-    (("plan", "page_rows"), -1),
     (("checkpoint_every",), float("nan")),
     (("rounds",), {"worker_timeout": 1.0, "shared_memory": 0}),
     (("tune",), {"cv": 3}),
@@ -546,13 +548,11 @@ def test_a_configuration_that_makes_no_sense_is_refused_by_file_and_key(
     assert any(str(run / "config.json") in problem for problem in command_line.problems(run))
 
 
-def test_pages_of_a_run_that_has_none_are_refused(dataset: Dataset, tmp_path: Path) -> None:
-    make_columns(dataset)
-    run = tmp_path / "run"
-    train(dataset, run, method="primal", max_passes=2, tol=1e-9)
-    rewrite_config(run, lambda config: config["plan"].update(page_rows=7))
-    with pytest.raises(CheckpointError, match=r"rows: the checkpoint has 0 parts.*the run's configuration"):
-        resume(run, max_passes=3)
+def test_slots_of_a_run_that_has_none_are_refused(interrupted: Callable[[str], Path]) -> None:
+    run = interrupted("copy")
+    rewrite_config(run, lambda config: config["options"].update(method="newton", acceleration="none"))
+    with pytest.raises(CheckpointError, match=r"dual: the checkpoint has \d+ parts.*configuration has 0"):
+        resume(run)
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -560,7 +560,7 @@ def test_a_plan_larger_than_the_data_takes_no_more_memory_than_they_do(
     interrupted: Callable[[str], Path], resident: bool
 ) -> None:
     run = interrupted("copy")
-    large = {"window_entries": 2**62, "window_rows": 2**62, "page_rows": 0, "resident": resident}
+    large = {"window_entries": 2**62, "window_rows": 2**62, "resident": resident}
     rewrite_config(run, lambda config: config.update(plan=large))
     assert max(lane["passes"] for lane in resume(run).lanes) == options()["max_passes"]
 

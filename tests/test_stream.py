@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from small_datasets import random_rows, windows_of, write_dataset
+from small_datasets import column_of, columns_of, random_rows, unequal_columns, windows_of, write_dataset
 
 from streamcd import Dataset
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.core.memory_budget import RUNNING_BYTES
 from streamcd.core.setting import random_key
-from streamcd.stream.arenas import RowLayout, Window
+from streamcd.stream.arenas import ColumnLayout, RowLayout, Window
 from streamcd.stream.memory_plan import Plan, SolverMemory, make_plan
 from streamcd.stream.stream import Stream, chunk_order, cut_windows
 
@@ -246,6 +246,32 @@ def test_labels_that_are_no_classes_are_refused(dataset: Dataset) -> None:
     dataset.classes = None
     with pytest.raises(UsageError, match="too many values"):
         Stream(dataset, windows_of(dataset, 2), LAYOUT, 0)
+
+
+def test_a_sweep_brings_all_entries_of_a_large_feature_in_order(tmp_path: Path) -> None:
+    """As often as it is asked, while the next window is read into the other arena."""
+    dataset = columns_of(tmp_path / "data", unequal_columns())
+    columns = dataset.open_columns()
+    row, value = column_of(columns, 0)
+    with Stream(dataset, Plan(60, 90, resident=False), ColumnLayout(), 5) as stream:
+        for read in range(3):
+            seen = 0
+            for window in stream.windows(read):
+                if window.sweep is None:
+                    assert window.n_entries <= 60
+                    assert 0 not in window.arena.feature[: window.stop.max()]
+                    continue
+                seen += 1
+                assert window.arena.feature[0] == 0
+                assert window.n_entries == 120
+                for _ in range(3):
+                    pieces = [
+                        (window.arena.row[:n].copy(), window.arena.value[:n].copy()) for n in window.sweep()
+                    ]
+                    assert 2 <= len(pieces) < 5
+                    np.testing.assert_array_equal(np.concatenate([piece[0] for piece in pieces]), row)
+                    np.testing.assert_array_equal(np.concatenate([piece[1] for piece in pieces]), value)
+            assert seen == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -73,4 +73,4 @@ def plan_worker(
             f"{format_size(each - WORKER_BYTES)}, where"
         )
     own = worker_plan_memory(dataset, problem, memory)
-    return make_plan(dataset, each - WORKER_BYTES, own, refusal=refusal), each
+    return make_plan(dataset, each - WORKER_BYTES, own, refusal), each

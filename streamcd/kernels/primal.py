@@ -6,7 +6,7 @@ order : (n,) int64                offsets of the columns to visit; -1 is the bia
 data, scores, costs               `ColumnData`, and its `Scores` and `ColumnCosts`
 w : ((d + 1) * lanes,) float64    weights, row-major; the last ones belong to the bias
 lanes : (k,) int64                the lanes to work on
-totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, the extremes of D', N_VISITED, N_ACTIVE
+totals : (lanes, N_TOTALS)        sums as in `primitives`: GAP ``½ Σ D'²``, N_ACTIVE
 
 Objective per lane: ``f(w) = ½‖w‖² + Σ C_j ξ(t_j)``, with ξ any loss of margins that has a curvature (`losses`).
 """
@@ -85,14 +85,6 @@ class ColumnData(NamedTuple):
     columns: Columns
     scores: Scores
     costs: ColumnCosts
-
-
-class Span(NamedTuple):
-    """A segment of a column: ``row[start:stop]``, or, where `dense`, those rows themselves, each with the value `bias`."""
-
-    start: int
-    stop: int
-    dense: bool
 
 
 @inlined
@@ -211,9 +203,6 @@ def _record_gradient(gradient, at_zero, lane, totals):
     """Add the gradient of a visited coordinate in a lane to the sums of the read."""
     totals[lane, Total.DUAL] += at_zero * at_zero
     totals[lane, Total.GAP] += 0.5 * gradient * gradient
-    totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
-    totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
-    totals[lane, Total.N_VISITED] += 1
     totals[lane, Total.N_ACTIVE] += 1
 
 
@@ -232,7 +221,6 @@ def _solve(span, dense, weight, lane, data, begins, totals):
     share = 1.0
     while step != 0.0 and share > free:
         change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
-        totals[lane, Total.N_STEPS] += 1
         if change <= _SIGMA * gradient * step:
             break
         share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
@@ -249,7 +237,7 @@ def primal_visit(order, data, w, begins, lanes, totals):
     ``λ <= 2 (1 - σ) D''(0) / H``, ``H = 1 + max ξ'' Σ C_j x_ji²``, this holds without an evaluation. Source: Chang, Hsieh,
     Lin, JMLR 9 (2008).
 
-    Changed in place: `w`, the scores, `totals` (N_STEPS counts evaluations). Cost: two sweeps over the column's entries,
+    Changed in place: `w`, the scores, `totals`. Cost: two sweeps over the column's entries,
     and one for each evaluation. For lanes marked in `begins` (lanes,) the squares of the derivatives at w = 0 are added to
     DUAL, at the cost of a sweep.
     """
@@ -303,12 +291,8 @@ def _add_products(span, dense, lane, data, v):
 @inlined
 def _add_gap_term(own, v, ridge, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
-    totals[lane, Total.N_VISITED] += 1
     if ridge != 0.0:
-        gradient = own - v
         totals[lane, Total.GAP] += gap_term(own, v)
-        totals[lane, Total.VIOLATION_MAX] = max(totals[lane, Total.VIOLATION_MAX], gradient)
-        totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], gradient)
 
 
 @kernel
@@ -388,48 +372,48 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Columns in segments (`Span`), of which each call handles one in all given lanes. Rows are numbered from the first of
-# `scores`. A step is one that needs no trial, so that two sweeps over the column do.
+# Columns in segments, of which each call handles one, the first `size` entries of the arena, in all given lanes. A step is
+# one that needs no trial, so that two sweeps over the column do.
 
 
 @kernel
-def segment_slopes(span, data, begins, lanes, sums):
+def segment_slopes(size, data, begins, lanes, sums):
     """Add a segment's terms to `sums` (lanes, 4): see `_add_slopes`, and the derivative at w = 0 where a lane begins."""
     for lane in lanes:
         own = sums[lane]
-        own[0], own[1], own[2] = _add_slopes(span, span.dense, lane, data, (own[0], own[1], own[2]))
+        own[0], own[1], own[2] = _add_slopes((0, size), False, lane, data, (own[0], own[1], own[2]))
         if begins[lane]:
-            own[3] = _add_slope_at_zero(span, span.dense, lane, data, own[3])
+            own[3] = _add_slope_at_zero((0, size), False, lane, data, own[3])
 
 
 @kernel
-def choose_steps(sums, w, ridge, loss, lanes, totals, steps):
+def choose_steps(sums, w, loss, lanes, totals, steps):
     """Choose the steps (lanes,) of a column's weights `w` (lanes,), and add them to these."""
     for lane in lanes:
         own = sums[lane]
-        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], ridge, loss)
+        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], 1.0, loss)
         _record_gradient(gradient, own[3], lane, totals)
         steps[lane] = min(free, 1.0) * step
         w[lane] += steps[lane]
 
 
 @kernel
-def segment_products(span, data, lanes, v):
+def segment_products(size, data, lanes, v):
     """Add a segment's terms to v (lanes,)."""
     for lane in lanes:
-        v[lane] = _add_products(span, span.dense, lane, data, v[lane])
+        v[lane] = _add_products((0, size), False, lane, data, v[lane])
 
 
 @kernel
-def add_gap_terms(w, v, ridge, lanes, totals):
+def add_gap_terms(w, v, lanes, totals):
     """Add the terms of a column's weights (lanes,) to the certificate's."""
     for lane in lanes:
-        _add_gap_term(w[lane], v[lane], ridge, lane, totals)
+        _add_gap_term(w[lane], v[lane], 1.0, lane, totals)
 
 
 @kernel
-def move_segment(span, data, lanes, steps, score):
+def move_segment(size, data, lanes, steps, score):
     """Add the steps (lanes,) along the column to the scores of a segment's rows."""
     for lane in lanes:
         if steps[lane] != 0.0:
-            _move(span, span.dense, lane, data, score, steps[lane])
+            _move((0, size), False, lane, data, score, steps[lane])

@@ -230,54 +230,6 @@ def scores(rows, kept, w, intercept, out):
     return ignored
 
 
-@kernel
-def compact_rows(indptr, row, n_rows, following, rank, listed):
-    """Number the rows that occur in columns, ascending, and replace the rows by these numbers.
-
-    Parameters
-    ----------
-    indptr : (columns + 1,) int64
-    row : (entries,)
-        Changed in place; ascending within a column.
-    following : (columns or more,) int64, rank : (rows at a time,) int64
-        Scratch.
-    listed : (at least as many as occur,) like `row`
-        Written: row ``listed[i]`` has the number i.
-
-    Returns
-    -------
-    int
-        Number of rows that occur.
-
-    Notes
-    -----
-    Works on a range of rows at a time through all columns: two sweeps over the entries, without sorting.
-    """
-    n, n_columns = 0, indptr.size - 1
-    for c in range(n_columns):
-        following[c] = indptr[c]
-    for first in range(0, n_rows, rank.size):
-        end = min(first + rank.size, n_rows)
-        rank[:] = -1
-        for c in range(n_columns):
-            k, stop = following[c], indptr[c + 1]
-            while k < stop and row[k] < end:
-                rank[row[k] - first] = 0
-                k += 1
-        for j in range(end - first):
-            if rank[j] == 0:
-                rank[j] = n
-                listed[n] = first + j
-                n += 1
-        for c in range(n_columns):
-            k, stop = following[c], indptr[c + 1]
-            while k < stop and row[k] < end:
-                row[k] = rank[row[k] - first]
-                k += 1
-            following[c] = k
-    return n
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Records and entries in an order of their own
 

@@ -54,7 +54,7 @@ def train_groups(
         task = Task(
             dataset=run.dataset,
             problem=lanes,
-            solver=run.options.make_solver(lanes, run.dataset, config.plan, part.path / "rows"),
+            solver=run.options.make_solver(lanes, run.dataset, config.plan),
             plan=config.plan,
             memory=config.memory,
             rule=config.rule,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -96,16 +95,14 @@ def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options
 def _plan_groups(
     dataset: Dataset, problem: Problem, asked: TrainOptions
 ) -> tuple[TrainOptions, tuple[int, Plan, int], list[str]]:
-    """Plan the groups; without acceleration, and with a note, if its arrays do not fit, or fit only with paged scores."""
-    groups = None
-    with suppress(BudgetError):
-        groups = group_lanes(dataset, problem, asked)
-        if asked.acceleration == "none" or not groups[1].page_rows:
-            return asked, groups, []
+    """Plan the groups; without acceleration, and with a note, if its arrays do not fit."""
+    try:
+        return asked, group_lanes(dataset, problem, asked), []
+    except BudgetError:
+        if asked.acceleration == "none":
+            raise
     plain = replace(asked, acceleration="none")
     without = group_lanes(dataset, problem, plain)
-    if groups is not None and without[1].page_rows:
-        return asked, groups, []
     scores = " and one of the scores'" if find_solver(asked.loss, asked.method).layout == "columns" else ""
     note = (
         f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
@@ -132,29 +129,25 @@ def group_lanes(dataset: Dataset, problem: Problem, asked: TrainOptions) -> tupl
     n_blocks = problem.n_lanes // block
     sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)
     refusal: BudgetError | None = None
-    # scores that do not fit for any group, not even a single lane, are paged, for all lanes together if possible
-    for paged in (False, True):
-        for size in sizes:
-            n_groups, lanes = -(-n_blocks // size), problem.subset(range(size * block))
-            memory = asked.solver_memory(lanes, dataset)
-            if paged and (not memory.pages or asked.in_memory):
-                break
-            tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
-            memory = replace(memory, weights=memory.weights + tables)
-            try:
-                plan, share = _plan_group(dataset, lanes, memory, asked, paged=paged)
-            except BudgetError as error:
-                refusal = error
-                continue
-            mixed = plan.window_entries // max(1, largest_chunk)
-            if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-                return n_groups, plan, share
+    for size in sizes:
+        n_groups, lanes = -(-n_blocks // size), problem.subset(range(size * block))
+        memory = asked.solver_memory(lanes, dataset)
+        tables = problem.table_bytes + (lanes.table_bytes if n_groups > 1 else 0)
+        memory = replace(memory, weights=memory.weights + tables)
+        try:
+            plan, share = _plan_group(dataset, lanes, memory, asked)
+        except BudgetError as error:
+            refusal = error
+            continue
+        mixed = plan.window_entries // max(1, largest_chunk)
+        if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+            return n_groups, plan, share
     assert refusal is not None
     raise refusal
 
 
 def _plan_group(
-    dataset: Dataset, lanes: Problem, memory: SolverMemory, asked: TrainOptions, *, paged: bool
+    dataset: Dataset, lanes: Problem, memory: SolverMemory, asked: TrainOptions
 ) -> tuple[Plan, int]:
     """Return the plan for a group of lanes, and the bytes it is for."""
     if asked.rounds is not None:
@@ -163,7 +156,7 @@ def _plan_group(
         return plan_worker(dataset, lanes, memory, asked.memory_bytes, asked.workers or 0)
     state = dataset.n_rows * memory.layout.state_bytes if asked.in_memory else 0
     memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-    return make_plan(dataset, asked.memory_bytes, memory, paged=paged), asked.memory_bytes
+    return make_plan(dataset, asked.memory_bytes, memory), asked.memory_bytes
 
 
 def share_memory_anew(run: ResolvedRun, n_workers: int) -> RunConfig:

@@ -177,8 +177,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
         if isinstance(self.plan, tuple):
             from ..stream.memory_plan import Plan  # with kernels, which declarations do without
 
-            n_entries, n_rows, *page_rows = self.plan
-            self._set(plan=Plan(n_entries, n_rows, False, *page_rows))
+            n_entries, n_rows = self.plan
+            self._set(plan=Plan(n_entries, n_rows, resident=False))
         self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))

@@ -30,8 +30,6 @@ from ..solvers.registry import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..dataset.dataset import Dataset
     from ..solvers.problem import Problem
     from ..solvers.protocol import Solver
@@ -419,9 +417,9 @@ class ProblemOptions(_LossParameters, Checked):
             return memory
         return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
 
-    def make_solver(self, lanes: Problem, dataset: Dataset, plan: Plan, folder: Path) -> Solver:
+    def make_solver(self, lanes: Problem, dataset: Dataset, plan: Plan) -> Solver:
         numbers = {"omega": self.omega, "acceleration": self.acceleration}
-        return make_solver(lanes, self.method, dataset, seed=self.seed, plan=plan, folder=folder, **numbers)
+        return make_solver(lanes, self.method, dataset, seed=self.seed, plan=plan, **numbers)
 
 
 def check_positive(most: float = math.inf, /, **numbers: Any) -> None:

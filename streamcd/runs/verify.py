@@ -14,9 +14,7 @@ from ..core.options import Listener, Progress
 from ..core.storage import local_path, location
 from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
-from ..solvers.problem import Problem
-from ..solvers.row_scores import PagedRows
-from ..stream.slot_store import NO_SLOT, Identity, SlotStore, chunk_slots
+from ..stream.slot_store import NO_SLOT, Identity, chunk_slots
 from ..training import checkpoint
 from .config import ResolvedRun, read_config, reopen, same_dataset
 from .describe import kind_of_directory, read_scores
@@ -97,7 +95,13 @@ def _directory_problems(
                 continue  # not begun
             if arrays["log_bytes"]:
                 checkpoint.check_log(folder / "log.jsonl", int(arrays["log_bytes"]), int(arrays["log_crc"]))
-            slots = _open_slots(folder, own, run, run.problem.subset(group.lanes), arrays["slots"])
+            if not (folder / "dual").is_dir():
+                raise CheckpointError(
+                    f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
+                )
+            memory = run.options.solver_memory(run.problem.subset(group.lanes), run.dataset)
+            slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, own)
+            slots.restore(arrays["slots"])
         except CheckpointError as error:
             yield str(error)
             continue
@@ -112,26 +116,6 @@ def _directory_problems(
                 slots.check(chunk)
             except CheckpointError as error:
                 yield str(error)
-
-
-def _open_slots(
-    folder: Path, identity: Identity, run: ResolvedRun, lanes: Problem, current: np.ndarray
-) -> SlotStore:
-    options, plan = run.options, run.config.plan
-    if plan.page_rows and (folder / "rows").exists():
-        extrapolates = options.acceleration != "none"
-        pages = (run.dataset, lanes, options.seed, plan.page_rows)
-        store = PagedRows(folder / "rows", *pages, extrapolates=extrapolates).slots
-    elif not (folder / "dual").is_dir():
-        raise CheckpointError(
-            f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
-        )
-    else:
-        row_bytes = options.solver_memory(lanes, run.dataset).layout.state_bytes
-        store = chunk_slots(folder / "dual", run.dataset, row_bytes, identity)
-    store.identity = identity
-    store.restore(current)
-    return store
 
 
 def _model_problems(path: Path, memory: int | str) -> Iterator[str]:

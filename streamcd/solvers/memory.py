@@ -60,16 +60,20 @@ def twin_sor_memory(problem: Problem) -> SolverMemory:
 def primal_memory(
     problem: Problem, dataset: Dataset, *, with_replacement: bool, extrapolates: bool
 ) -> SolverMemory:
-    """Count two arrays of the size of w, and as many scores of every row and lane; with extrapolation three."""
+    """Count two arrays of the size of w, and as many scores of every row and lane; with extrapolation three.
+
+    Where the scores take most, the dual method is named: its dual variables are on disk.
+    """
     # with all columns in one window, independent draws are exactly Algorithm 3
     window = max(dataset.n_entries, 1) if with_replacement else RESIDENT_WINDOW_ENTRIES
     points = 3 if extrapolates else 2
-    return SolverMemory(
-        ColumnLayout(window, centred=problem.free_bias),
-        points * 8 * _size(problem) + _signed_costs(problem),
-        dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset)),
-        pages=True,
-    )
+    layout = ColumnLayout(window, centred=problem.free_bias)
+    weights = points * 8 * _size(problem) + _signed_costs(problem)
+    rows = dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset))
+    if rows <= weights:
+        return SolverMemory(layout, weights, rows)
+    advice = "give a larger --memory, or take --method dual, which keeps no scores of rows in memory"
+    return SolverMemory(layout, weights, rows, advice=advice)
 
 
 NARROW = 512

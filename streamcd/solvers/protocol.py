@@ -140,7 +140,6 @@ class Solver(ABC):
     layout: Any  # `memory_plan.Layout` of the data, with the sizes of the state per row
     warm_start: Start
     threads = Threads()  # that share the work of a visit; results do not depend on their number
-    paged: Any = None  # `row_scores.PagedRows`, where scores of rows are in a file
 
     @abstractmethod
     def new_state(self) -> State:
@@ -163,13 +162,13 @@ class Solver(ABC):
     def add_at_zero(self, dataset: Dataset, window: Window, state: State) -> None:
         """Add the losses of a window's rows with all weights 0 to the totals of a run's first read, after their visit."""
         shift = dataset.centre.target if self.layout.centred and dataset.centre is not None else 0.0
-        for kind, weight, target in self.constants(window, state) if window.read == 0 else ():
+        for kind, weight, target in self.constants(window) if window.read == 0 else ():
             for start in range(0, kind.size, BLOCK_WEIGHTS):
                 rows = slice(start, start + BLOCK_WEIGHTS)
                 some = kind[rows], np.ascontiguousarray(weight[rows]), target[rows] + shift
                 state.totals[:, Total.AT_ZERO] += self.problem.losses_at_zero(*some)
 
-    def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
+    def constants(self, window: Window) -> Iterator[tuple[np.ndarray, ...]]:
         """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""
         arena, n_folds = window.arena, self.problem.n_folds
         for _, start, stop in window.chunk_ranges():

@@ -11,8 +11,6 @@ from ..core.errors import UsageError
 from ..kernels.loss_table import CLASSES, PLANES, SOLVERS, SolverEntry, methods_for
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..dataset.dataset import Dataset
     from ..stream.memory_plan import Plan, SolverMemory
     from .problem import Problem
@@ -56,12 +54,8 @@ def make_solver(
     omega: float | str = 1.0,
     acceleration: float | str = "none",
     plan: Plan | None = None,
-    folder: Path | None = None,
 ) -> Solver:
-    """Make the solver of a problem; raises `UsageError` if the method does not train it.
-
-    With `Plan.page_rows` scores of rows are kept in a file in `folder`, in pages of as many rows.
-    """
+    """Make the solver of a problem; raises `UsageError` if the method does not train it."""
     entry = check_combination(problem, method)
     if method == "newton":
         from .newton import NewtonSolver
@@ -75,7 +69,7 @@ def make_solver(
         from .primal import PrimalSolver
 
         options = {"with_replacement": method == "online", "extrapolates": acceleration != "none"}
-        return PrimalSolver(problem, dataset, seed, plan, folder, **options)
+        return PrimalSolver(problem, dataset, seed, **options)
     if method == "sor":
         from .twin_sor import TwinSorSolver
 

@@ -29,7 +29,7 @@ from ..stream.memory_plan import Plan
 from .held_columns import HeldColumns
 from .held_solution import HeldSolution
 from .memory import LANES_TOGETHER, working_set_memory
-from .primal import all_constants, columns_of, set_pulls, signed_costs
+from .primal import RowConstants, columns_of, new_constants, read_constants, set_pulls, signed_costs
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -45,7 +45,6 @@ from .protocol import (
     relative_violation,
 )
 from .quadratic_model import Penalty, slope_norms
-from .row_scores import new_rows
 
 _SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
@@ -82,8 +81,8 @@ class WorkingSetSolver(Solver):
         self._resident: tuple[Any, list[np.ndarray]] = None, []  # else the arena, and its columns' offsets
 
     @cached_property
-    def _constants(self) -> list[np.ndarray]:
-        return all_constants(self._dataset, self.problem, self._seed)
+    def _constants(self) -> RowConstants:
+        return read_constants(self._dataset, self.problem, self._seed)
 
     @cached_property
     def _costs(self) -> list[ColumnCosts]:
@@ -107,8 +106,9 @@ class WorkingSetSolver(Solver):
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
         columns = columns_of(self.layout.new_arena(self.layout.open(dataset), 2, 0))
         none, numbers, weights = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(1)
-        scores, costs = new_rows(self.problem, dataset).arrays, self._costs[0]
-        set_pulls(lambda: [scores], costs._replace(free_bias=True), np.zeros(1, dtype=np.int64))
+        scores = Scores(numbers, numbers, *new_constants(dataset, self.problem, 0))
+        costs = self._costs[0]
+        set_pulls(scores, costs._replace(free_bias=True), np.zeros(1, dtype=np.int64))
         primal_kernels.add_row_terms(scores, costs, none, np.zeros((1, N_SUMS)))
         newton_kernels.slope_norm(numbers, numbers, *Penalty(0.0, 1.0, free_bias=False))
         if not self._is_resident:
@@ -204,7 +204,7 @@ class WorkingSetSolver(Solver):
             if read.score.size:
                 read.score[lane] = read.pull[lane]
             scores = Scores(read.pull[lane], read.fresh[lane], *self._constants)
-            set_pulls(lambda: [scores], self._costs[lane], np.zeros(1, dtype=np.int64))
+            set_pulls(scores, self._costs[lane], np.zeros(1, dtype=np.int64))
             read.v[lane, -1] = problem.bias * read.pull[lane].sum()
 
         self.threads.run([partial(begin, int(lane)) for lane in lanes])
@@ -224,9 +224,9 @@ class WorkingSetSolver(Solver):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
 
-    def constants(self, window: Window, state: State) -> Iterator[tuple[np.ndarray, ...]]:
+    def constants(self, window: Window) -> Iterator[RowConstants]:
         """Iterate over those of all rows, with the first window."""
-        return iter([tuple(self._constants)] if window.number == 0 else [])
+        return iter([self._constants] if window.number == 0 else [])
 
     # -- the end of a read
 

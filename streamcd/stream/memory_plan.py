@@ -27,9 +27,6 @@ _HELD_SHARE = 0.9  # of what the least windows leave, for columns that are held
 RESIDENT_READERS = 2
 """Threads that decode what stays in memory: one takes longer than the first pass over it."""
 
-PAGE_BYTES = 1 << 20
-"""Bytes of a page of rows: enough for the full speed of the disk, and small compared with any memory budget."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -42,7 +39,6 @@ class Plan:
     window_entries: Positive
     window_rows: Count  # features for a column layout
     resident: bool  # all chunks stay in memory; does not change the order
-    page_rows: Count = 0  # rows of a page, if the scores of all rows are in a file; 0 if they are in memory
     held_entries: Count = 0  # of columns that a solver holds between reads, if the data is not resident
     held_columns: Count = 0
 
@@ -54,32 +50,28 @@ class SolverMemory:
     layout: RowLayout | ColumnLayout
     weights: int  # w and its copies, and what else does not grow with the rows
     rows: int = 0  # arrays of all rows
-    pages: bool = False  # those may be kept in a file
     held_bytes: int = 0  # of a column held between reads, besides its entries; 0 if none are
     message: int = 0  # of sums over rows, which a worker sends in place of w
     advice: str = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
-def make_plan(
-    dataset: Dataset, budget: int, memory: SolverMemory, *, paged: bool = False, refusal: str | None = None
-) -> Plan:
+def make_plan(dataset: Dataset, budget: int, memory: SolverMemory, refusal: str | None = None) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes: weights, rows, and what windows may take.
 
-    `paged` keeps the arrays of rows in a file. Raises `BudgetError` with the arithmetic (`refusal` as in
-    `memory_budget.require`) if weights, rows and two windows of one chunk do not fit.
+    Raises `BudgetError` with the arithmetic (`refusal` as in `memory_budget.require`) if weights, rows and two windows of
+    one chunk do not fit.
     """
     layout = memory.layout
     table = layout.open(dataset)
-    if not paged and RUNNING_BYTES + resident_bytes(table, memory) <= budget:
+    if RUNNING_BYTES + resident_bytes(table, memory) <= budget:
         return _resident_plan(table, layout)
-    row_bytes = memory.rows // max(dataset.n_rows, 1)
-    # two windows, one being read and one being visited; the order of visits, and the paged rows of one window
-    each_entry = 2 * table.entry_bytes + (row_bytes + 8 if paged else 0)
-    each_item = 2 * layout.item_bytes + 8 * (layout.n_orders + paged)
+    # two windows, one being read and one being visited, and the order of visits
+    each_entry = 2 * table.entry_bytes
+    each_item = 2 * layout.item_bytes + 8 * layout.n_orders
     entries, items, unit = _largest(table)
     needs = {
         "weights and their copies": memory.weights,
-        "rows": 8 * PAGE_BYTES + 300 * -(-memory.rows // PAGE_BYTES) if paged else memory.rows,
+        "rows": memory.rows,
         "windows of a chunk": _reading_bytes(table) + entries * each_entry + items * each_item,
     }
     if memory.held_bytes:
@@ -97,7 +89,6 @@ def make_plan(
         entries + more,
         items + int(more * items_per_entry),
         resident=False,
-        page_rows=max(PAGE_BYTES // max(row_bytes, 1), 1) if paged else 0,
         held_entries=held_entries,
         held_columns=held_items,
     )
@@ -149,11 +140,9 @@ def describe_plan(plan: Plan, dataset: ChunkedTable, budget: int) -> str:
     """Describe in one line how data that does not fit is read."""
     entries = format_size(dataset.n_entries * dataset.entry_bytes)
     share = plan.window_entries / max(dataset.n_entries, 1)
-    where = "; what is kept of all rows does not fit and is paged from a file" if plan.page_rows else ""
     return (
         f"{entries} of entries are streamed within {format_size(budget)}: "
         f"{format_size(plan.window_entries * dataset.entry_bytes)} ({share:.0%} of the data) at a time, the next in advance"
-        f"{where}"
     )
 
 

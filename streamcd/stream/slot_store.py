@@ -69,7 +69,14 @@ class SlotStore:
     is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the run's.
     """
 
-    def __init__(self, folder: Path, chunk_shard: np.ndarray, n_rows: np.ndarray, row_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chunk_shard: np.ndarray,
+        n_rows: np.ndarray,
+        row_bytes: int,
+        identity: Identity | None = None,
+    ) -> None:
         self.folder, self._shard = folder, chunk_shard
         self.slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
@@ -80,7 +87,7 @@ class SlotStore:
         self._unsynced: set[int] = set()
         self._lock = Lock()
         self.bytes_read = 0
-        self.identity: Identity | None = None
+        self.identity = identity
         make_directory(folder)
 
     def allocate(self) -> None:
@@ -232,9 +239,7 @@ def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identi
     """Open the slots of a dataset's chunks; without slots if a row has no state."""
     n_chunks = dataset.n_chunks if row_bytes else 0
     rows = np.diff(dataset.row_start)[:n_chunks]
-    store = SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes)
-    store.identity = identity
-    return store
+    return SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes, identity)
 
 
 def _checksum(buffers: Sequence[bytes | memoryview]) -> bytes:

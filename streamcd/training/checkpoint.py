@@ -131,11 +131,9 @@ class Run:
                 file.write(line)
             self._log_bytes, self._log_crc = self._log_bytes + len(line), zlib.crc32(line, self._log_crc)
 
-    def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
-        """Open the slots of a dataset's chunks, or use `pages` in their place, as files of this run."""
-        slots = pages or chunk_slots(self.path / "dual", dataset, row_bytes, None)
-        slots.identity = self.identity
-        return slots
+    def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
+        """Open the slots of a dataset's chunks, as files of this run."""
+        return chunk_slots(self.path / "dual", dataset, row_bytes, self.identity)
 
     def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
@@ -198,7 +196,7 @@ class MemoryRun(Run):
     def read_state(self, room: int) -> None:
         """Return None: every run in memory is new."""
 
-    def open_slots(self, dataset: Dataset, row_bytes: int, pages: SlotStore | None) -> SlotStore:
+    def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         return self._slots
 
     def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:

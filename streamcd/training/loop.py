@@ -108,11 +108,9 @@ class TrainingLoop(ABC):
         self.kernel_seconds = 0.0
         layout = task.solver.layout
         self.rank = task.dataset.feature_rank if layout.ranked else SOURCE_ORDER
-        self.state, self.paged = task.solver.new_state(), task.solver.paged
+        self.state = task.solver.new_state()
         self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
-        self.slots = directory.open_slots(
-            task.dataset, layout.state_bytes, self.paged.slots if self.paged else None
-        )
+        self.slots = directory.open_slots(task.dataset, layout.state_bytes)
 
     @np.errstate(all="ignore")  # numbers that are not finite are told after every read
     def run(self) -> Outcome:
@@ -174,14 +172,13 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        own = [*self.state.to_arrays().values(), self.state.w]  # with a w(alpha) of the size of w
+        # in a read at fixed w with a w(alpha), or scores, summed up anew
+        own = [*self.state.to_arrays().values(), self.state.w, *self.state.rows.values()]
         room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
         arrays = self.directory.read_state(room)
         if arrays is None:
             # until its first checkpoint, resuming a run begins anew
             self.slots.allocate()
-            if self.paged:
-                self.paged.write_constants()
             if self.task.warm_start is not None:
                 self.task.warm_start.begin(self.state, self.task.solver, self.slots, self.rank)
             return
@@ -292,7 +289,9 @@ class Loop(TrainingLoop):
 
         load_together(load)
         self.kernel_seconds = time.monotonic() - started
-        n_bytes = task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights
+        n_bytes = (
+            task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights + task.solver.memory.rows
+        )
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
         self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
         folder = self.directory.path if self.directory.has_files else None

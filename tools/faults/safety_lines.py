@@ -61,7 +61,7 @@ stream/slot_store.py
         > return bytes(header[8:])
     if self.identity is not None and found not in (None, self.identity.tag):
         ~ identity files_of_another_run_of_the_same_shape_are_refused_by_name[dual-resident]
-    if current.shape != self.current.shape: ~ resume pages_of_a_run_that_has_none_are_refused
+    if current.shape != self.current.shape: ~ resume slots_of_a_run_that_has_none_are_refused
 training/checkpoint.py
     identity.check(found, path)
         ~ identity files_of_another_run_of_the_same_shape_are_refused_by_name[state.npz-resident]
