@@ -29,7 +29,6 @@ from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
-from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, ColumnData, Columns, Scores, Span
 from ..kernels.primitives import Total
 from ..stream.arenas import ColumnArena, Window, empty_window
@@ -129,7 +128,6 @@ class PrimalSolver(Solver):
         if self.paged:
             with self.paged.loaded(window, "score"):
                 pass
-        return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
