@@ -9,7 +9,7 @@ from typing import Any
 
 from ..conversion.convert import convert
 from ..core.errors import EnvironmentFailure
-from ..core.options import Listener, telling_of_compilation
+from ..core.options import Listener, listening
 from ..kernels import compile as kernels
 from ..kernels.loss_table import LOSSES
 from ..prediction.evaluate import evaluate
@@ -27,7 +27,7 @@ def compile_all(listener: Listener) -> dict[str, Any]:
             "no folder for compiled kernels can be written to; set NUMBA_CACHE_DIR to one that can"
         )
     logging.disable()  # of what is told of so few rows
-    with telling_of_compilation(listener), tempfile.TemporaryDirectory() as work:
+    with listening(listener), tempfile.TemporaryDirectory() as work:
         _rehearse(Path(work))
     logging.disable(logging.NOTSET)
     compiled = sum(kernels.used.values())

@@ -142,7 +142,7 @@ _SWITCHES = ("compact", "force", "proba", "unpenalized_bias", "unweighted")
 _WORDED = ("dtype", "loss", "method", "normalize", "penalty", "scale")  # take a word
 _FLAG = re.compile(
     # other commands stay as they are
-    r"'(?:streamcd|dask) [^']*'|(?<![\w'/-])(?:-([Ce])|--([a-z][a-z\d-]*))(?![\w'/-])(?: (?!-)([\w.-]+))?"
+    r"'(?:streamcd|dask) [^']*'|(?<![\w'/-])(?:-(?=[Ce]\b)|--(?=[a-z]))([A-Za-z][a-z\d-]*)(?![\w'/-])(?: (?!-)([\w.-]+))?"
 )
 
 
@@ -154,12 +154,10 @@ def in_words_of_caller(text: str) -> str:
 
 
 def _as_keyword(flag: re.Match[str]) -> str:
-    short, long, word = flag.groups()
-    if not (short or long):
+    option, word = flag.groups()
+    if not option:
         return flag[0]
-    name = {"C": "C", "e": "eps", "checkpoint": "load_checkpoint"}.get(short or long) or long.replace(
-        "-", "_"
-    )
+    name = {"e": "eps", "checkpoint": "load_checkpoint"}.get(option, option.replace("-", "_"))
     if name in _WORDED and word not in (None, "and", "is", "or"):
         return f'{name}="{word}"'
     return name + "=True" * (name in _SWITCHES) + (f" {word}" if word else "")

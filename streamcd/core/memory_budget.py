@@ -80,7 +80,7 @@ def require(
 
 def _read_figure(path: str, field: str) -> int:
     """Read a line such as ``VmHWM:  1234 kB``, in bytes; 0 if the system does not report it."""
-    line = re.search(rf"^{field}: +(\d+) kB", Path(path).read_text(encoding="ascii"), re.MULTILINE)
+    line = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(encoding="ascii"), re.MULTILINE)
     return int(line[1]) * 1024 if line else 0
 
 

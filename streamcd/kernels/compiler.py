@@ -79,7 +79,7 @@ def main() -> None:
             break
     while number := os.read(numbers, 1):
         _compile(*kernels[number[0]])
-        print(flush=True)
+        os.write(1, b"\n")
     os._exit(0)  # quickly
 
 
