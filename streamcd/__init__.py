@@ -42,38 +42,28 @@ if TYPE_CHECKING:
     from .training.result import Result as Result
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
-_PUBLIC = {
-    "BoxQPResult": ("box_qp.solve", "BoxQPResult"),
-    "ConvergenceWarning": ("core.errors", "ConvergenceWarning"),
-    "Dataset": ("dataset.dataset", "Dataset"),
-    "LinearSVC": ("estimators.linear", "LinearSVC"),
-    "Listener": ("core.options", "Listener"),
-    "LogisticRegression": ("estimators.linear", "LogisticRegression"),
-    "Model": ("models.model", "Model"),
-    "ProgressBar": ("cli.console", "ProgressBar"),
-    "Result": ("training.result", "Result"),
-    "StreamcdError": ("core.errors", "StreamcdError"),
-    "TwinSVC": ("estimators.linear", "TwinSVC"),
-    **{
-        name: ("estimators.regression", name)
-        for name in ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "Ridge")
-    },
-    "convert": ("conversion.convert", "convert"),
-    "evaluate": ("prediction.evaluate", "evaluate"),
-    "export": ("models.export", "export"),
-    "load_checkpoint": ("runs.checkpoint_model", "load_checkpoint"),
-    "load_model": ("models.stored", "load_model"),
-    "merge": ("runs.merge", "merge"),
-    "make_columns": ("conversion.transpose", "make_columns"),
-    "open": ("dataset.dataset", "open_dataset"),
-    "predict": ("prediction.predict", "predict"),
-    "resume": ("runs.train", "resume"),
-    "solve_box_qp": ("box_qp.solve", "solve_box_qp"),
-    "train": ("runs.train", "train"),
-    "tune": ("runs.train", "tune"),
-    "weights": ("models.stored", "weights"),
-    "write_report": ("runs.report", "write_report"),
+_MODULES = {
+    "box_qp.solve": ("BoxQPResult", "solve_box_qp"),
+    "cli.console": ("ProgressBar",),
+    "conversion.convert": ("convert",),
+    "conversion.transpose": ("make_columns",),
+    "core.errors": ("ConvergenceWarning", "StreamcdError"),
+    "core.options": ("Listener",),
+    "dataset.dataset": ("Dataset", "open"),
+    "estimators.linear": ("LinearSVC", "LogisticRegression", "TwinSVC"),
+    "estimators.regression": ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "Ridge"),
+    "models.export": ("export",),
+    "models.model": ("Model",),
+    "models.stored": ("load_model", "weights"),
+    "prediction.evaluate": ("evaluate",),
+    "prediction.predict": ("predict",),
+    "runs.checkpoint_model": ("load_checkpoint",),
+    "runs.merge": ("merge",),
+    "runs.report": ("write_report",),
+    "runs.train": ("resume", "train", "tune"),
+    "training.result": ("Result",),
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [*_PUBLIC, "__version__", "errors"]
 
@@ -81,8 +71,8 @@ __all__ = [*_PUBLIC, "__version__", "errors"]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PUBLIC[name]
-    return getattr(importlib.import_module(f".{module}", __name__), attribute)
+    module = importlib.import_module(f".{_PUBLIC[name]}", __name__)
+    return getattr(module, "open_dataset" if name == "open" else name)
 
 
 def __dir__() -> list[str]:

@@ -347,7 +347,7 @@ def test_no_read_loads_a_kernel(tmp_path: Path, options: dict[str, str]) -> None
         "reads, early, late = [], [], []\n"
         "load, read = compile._Cache.load_overload, loop.Loop._read\n"
         "def load_noted(self, *arguments):\n"
-        "    (late if reads else early).append(self._py_func.__name__)\n"
+        "    (late if reads else early).append(self.function.__name__)\n"
         "    return load(self, *arguments)\n"
         "def read_noted(self, stream):\n"
         "    reads.append(1)\n"

@@ -162,7 +162,7 @@ def test_a_compilation_is_told_of_by_every_function_with_a_listener(tmp_path, mo
 
 
 def test_what_the_cache_does_not_have_is_told_before_it_is_compiled(tmp_path, monkeypatch):
-    written = (str(tmp_path),), str(tmp_path)  # a common one may have a kernel of the same name
+    written = [str(tmp_path)], str(tmp_path)  # a common one may have a kernel of the same name
     monkeypatch.setattr("streamcd.kernels.compile.folders", lambda: written)
     path = tmp_path / "made.py"
     path.write_text(

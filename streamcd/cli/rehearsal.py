@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 from ..conversion.convert import convert
-from ..core.errors import ConvergenceWarning, EnvironmentFailure
-from ..core.options import Listener, telling_of_compilation
+from ..core.errors import EnvironmentFailure
+from ..core.options import Listener, listening
 from ..kernels import compile as kernels
-from ..kernels import compiler
 from ..kernels.loss_table import LOSSES
 from ..prediction.evaluate import evaluate
 from ..prediction.predict import predict
 from ..runs.train import train, tune
 
 _TABLE = "y,size,place,target\n" + "a,1.5,x,0.5\nb,-2,y,1\na,,z,2\nb,3,x,-1\n" * 5
-
-
-class _Silent(Listener):
-    def message(self, text: str) -> None:
-        """Drop it."""
-
-    def warning(self, text: str) -> None:
-        """Drop it."""
 
 
 def compile_all(listener: Listener) -> dict[str, Any]:
@@ -35,40 +26,30 @@ def compile_all(listener: Listener) -> dict[str, Any]:
         raise EnvironmentFailure(
             "no folder for compiled kernels can be written to; set NUMBA_CACHE_DIR to one that can"
         )
-    loaded, compiled = len(kernels.loaded), compiler.n_compiled
-    with telling_of_compilation(listener), tempfile.TemporaryDirectory() as work, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    logging.disable()  # of what is told of so few rows
+    with listening(listener), tempfile.TemporaryDirectory() as work:
         _rehearse(Path(work))
-    compiled = compiler.n_compiled - compiled
-    return {"folder": folder, "compiled": compiled, "cached": len(kernels.loaded) - loaded - compiled}
+    logging.disable(logging.NOTSET)
+    compiled = sum(kernels.used.values())
+    return {"folder": folder, "compiled": compiled, "cached": len(kernels.used) - compiled}
 
 
 def _rehearse(work: Path) -> None:
-    silent, numbers = _Silent(), iter(range(1000))
-    texts = {n_classes: work / f"{n_classes}.txt" for n_classes in (2, 3)}
-    for n_classes, path in texts.items():
-        path.write_text("".join(f"{row % n_classes} 1:1 {2 + row % 7}:0.25\n" for row in range(30)))
+    data = dict[int, Any]()
+    for n_classes in (2, 3):
+        text = work / f"{n_classes}.txt"
+        text.write_text("".join(f"{row % n_classes} 1:1 {2 + row % 7}:0.25\n" for row in range(30)))
+        data[n_classes] = convert(text, work / f"data{n_classes}")
     (work / "table.csv").write_text(_TABLE)
-    data = {
-        n_classes: convert(path, work / f"data{n_classes}", listener=silent)
-        for n_classes, path in texts.items()
-    }
-    table = convert(work / "table.csv", work / "table", label="y", listener=silent)
-    targets = convert(work / "table.csv", work / "targets", label="target", target=True, listener=silent)
-
-    def fit(dataset: Any, loss: str, method: str = "dual") -> Any:
-        run = work / f"run{next(numbers)}"
-        return train(dataset, run, loss=loss, method=method, max_passes=2, listener=silent)
-
-    for loss, entry in LOSSES.items():
-        if not entry.has_targets:
-            fit(data[3], loss)
-    for dataset, loss in ((data[2], "log_loss"), (table, "squared_hinge"), (targets, "squared_error")):
-        fit(dataset, loss, "newton")
-    fit(targets, "squared_error")
-    run = fit(data[2], "log_loss").model
-    fit(table, "squared_hinge")
-    tune(data[2], work / "tuned", C=[0.1, 1.0], cv=2, max_passes=2, listener=silent)
-    for source in (texts[2], data[2]):
-        evaluate(source, run, listener=silent)
-        predict(source, run, work / f"{next(numbers)}.csv", listener=silent)
+    table = convert(work / "table.csv", work / "table", label="y")
+    targets = convert(work / "table.csv", work / "targets", label="target", target=True)
+    losses = [loss for loss, entry in LOSSES.items() if not entry.has_targets]
+    trainings = [(data[3], loss, "dual") for loss in losses]
+    for dataset, loss in ((targets, "squared_error"), (table, "squared_hinge"), (data[2], "log_loss")):
+        trainings += [(dataset, loss, "newton"), (dataset, loss, "dual")]
+    for number, (dataset, loss, method) in enumerate(trainings):
+        run = train(dataset, work / f"run{number}", loss=loss, method=method)
+    tune(data[2], work / "tuned", C=[0.1, 1.0], cv=2)
+    for source in (work / "2.txt", data[2]):
+        evaluate(source, run)
+        predict(source, run, work / "predictions.csv", force=True)

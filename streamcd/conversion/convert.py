@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import UsageError, refuse
 from ..core.files import describe_set_aside
-from ..core.options import Listener, takes
+from ..core.options import takes
 from ..core.parallel import Pool, memory_per_worker
 from ..core.staging import check_place, dataset_workplace
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
@@ -68,7 +68,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
-    dest, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
+    dest, listener = local_path(dest, "a dataset to be written"), asked.listener
     from_files = is_files(sources)
     files = expand(sources) if from_files else Files([], {}, {})
     paths = files.paths

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
-from ..core.options import Listener, takes
+from ..core.options import takes
 from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares, memory_per_worker
 from ..core.staging import clear_interrupted, dataset_workplace
 from ..core.storage import local_path
@@ -71,7 +71,7 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     clear_interrupted(layout)
     if has_columns(dataset) and not asked.force:
         raise UsageError(f"{layout} exists; replace it with --force")
-    workers, listener = asked.workers, asked.listener or Listener()
+    workers, listener = asked.workers, asked.listener
     plan = _make_plan(dataset, asked, workers)
     with dataset_workplace(layout, force=asked.force) as work, Pool(workers, listener, __name__) as pool:
         _transpose(dataset, plan, work, pool)

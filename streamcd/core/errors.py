@@ -135,43 +135,35 @@ in_command = threading.Event()
 """Set while a command of the command line runs."""
 
 _FUNCTIONS = {"columns": "make_columns", "report": "write_report"}  # others have the command's name
-_COMMAND = re.compile(
-    r"'streamcd (columns|convert|evaluate|merge|predict|report|resume|train|tune|weights)\b([^']*)'"
-)
 _SWITCHES = ("compact", "force", "proba", "unpenalized_bias", "unweighted")
 _WORDED = ("dtype", "loss", "method", "normalize", "penalty", "scale")  # take a word
-_FLAG = re.compile(
-    # other commands stay as they are
-    r"'(?:streamcd|dask) [^']*'|(?<![\w'/-])(?:-([Ce])|--([a-z][a-z\d-]*))(?![\w'/-])(?: (?!-)([\w.-]+))?"
+_NAMES = re.compile(
+    r"'streamcd (columns|convert|evaluate|merge|predict|report|resume|train|tune|weights)\b([^']*)'"
+    r"|'(?:streamcd|dask) [^']*'"  # other commands stay as they are
+    r"|(?<![\w'/-])(?:-(?=[Ce]\b)|--(?=[a-z]))([A-Za-z][a-z\d-]*)(?![\w'/-])(?: (?!-)([\w.-]+))?"
 )
 
 
 def in_words_of_caller(text: str) -> str:
     """Name options as a command does, or outside of commands as Python: keywords for flags, functions for commands."""
-    if in_command.is_set():
-        return text
-    return _FLAG.sub(_as_keyword, _COMMAND.sub(_as_call, text))
+    return text if in_command.is_set() else _NAMES.sub(_in_python, text)
 
 
-def _as_keyword(flag: re.Match[str]) -> str:
-    short, long, word = flag.groups()
-    if not (short or long):
-        return flag[0]
-    name = {"C": "C", "e": "eps", "checkpoint": "load_checkpoint"}.get(short or long) or long.replace(
-        "-", "_"
-    )
+def _in_python(match: re.Match[str]) -> str:
+    command, rest, option, word = match.groups()
+    if command:
+        arguments = [
+            (name and name.replace("-", "_") + "=")
+            + (value if re.fullmatch(r"[A-Z]+|[\d.]+", value) else repr(value or True))
+            for name, value in re.findall(r" (?:--?([\w-]+))?(?: ?((?!-)\S+))?", rest)
+        ]
+        return f"streamcd.{_FUNCTIONS.get(command, command)}({', '.join(arguments)})"
+    if not option:
+        return match[0]
+    name = {"e": "eps", "checkpoint": "load_checkpoint"}.get(option, option.replace("-", "_"))
     if name in _WORDED and word not in (None, "and", "is", "or"):
         return f'{name}="{word}"'
     return name + "=True" * (name in _SWITCHES) + (f" {word}" if word else "")
-
-
-def _as_call(command: re.Match[str]) -> str:
-    arguments = [
-        (name and name.replace("-", "_") + "=")
-        + (value if re.fullmatch(r"[A-Z]+|[\d.]+", value) else repr(value or True))
-        for name, value in re.findall(r" (?:--?([\w-]+))?(?: ?((?!-)\S+))?", command[2])
-    ]
-    return f"streamcd.{_FUNCTIONS.get(command[1], command[1])}({', '.join(arguments)})"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

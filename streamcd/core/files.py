@@ -352,12 +352,11 @@ def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 def _is_of_a_living_process(descriptor: int) -> bool:
     """Check if the process that took the lock of a file still lives; the system lists who took which."""
-    number, lines = os.fstat(descriptor).st_ino, ""
-    with suppress(OSError):
-        lines = Path("/proc/locks").read_text(encoding="ascii")
+    number = os.fstat(descriptor).st_ino
+    lines = Path("/proc/locks").read_text(encoding="ascii")
     # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
     owners = re.findall(rf"FLOCK +\w+ +\w+ (\d+) \w+:\w+:{number} ", lines)
-    return not lines or any(os.path.exists(f"/proc/{owner}") for owner in owners)  # no list: macOS
+    return any(os.path.exists(f"/proc/{owner}") for owner in owners)
 
 
 def release_lock(descriptor: int) -> None:

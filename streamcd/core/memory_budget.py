@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ A constant, not measured at run time, so that windows (and with them the bits of
 Commands of every kind on a few rows take 160 to 207 MB (Linux x86-64, numba 0.68, pyarrow 26); another process compiles.
 """
 
-RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
+RUNNING_BYTES = 105_000_000
 """The part of these that a training takes while it reads windows, after `make_room`: 85 to 104 MB."""
 
 BLOCK_WEIGHTS = 1 << 16
@@ -79,32 +78,23 @@ def require(
     return budget - total
 
 
-def _read_figure(path: str, field: str) -> int | None:
-    """Read a line such as ``VmHWM:  1234 kB``, in bytes; None if the system does not report it."""
-    with suppress(OSError), open(path, encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    return None
+def _read_figure(path: str, field: str) -> int:
+    """Read a line such as ``VmHWM:  1234 kB``, in bytes; 0 if the system does not report it."""
+    line = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(encoding="ascii"), re.MULTILINE)
+    return int(line[1]) * 1024 if line else 0
 
 
 def peak_memory_bytes() -> int:
     """Return the peak resident memory of this process so far (VmHWM), in bytes."""
-    peak = _read_figure("/proc/self/status", "VmHWM")
-    if peak is not None:
-        return peak
-    import resource  # where there is no /proc: macOS, which counts in bytes
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _read_figure("/proc/self/status", "VmHWM")
 
 
 def return_heap() -> None:
-    """Return freed memory of the heap to the system.
+    """Return freed memory of the heap to the system: 40 to 50 MB where kernels were loaded.
 
     The C library keeps what was freed in pieces of up to 32 MB, beside which the arrays of the next stage may not fit.
     """
-    with suppress(AttributeError, OSError):  # not the C library of GNU
-        ctypes.CDLL(None).malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def forget(array: Any) -> None:
@@ -128,26 +118,23 @@ def make_room(budget: int, planned: int) -> None:
     Most were needed to start and to load kernels: of 172 MB that a training takes before its windows they are 99, of which
     15 come back. They stay in the page cache, from which the system maps them at a touch.
     """
-    held = _read_figure("/proc/self/status", "VmRSS") or 0
-    if max(held, RESERVED_BYTES) + planned <= budget or not hasattr(mmap, "MADV_DONTNEED"):
+    if max(_read_figure("/proc/self/status", "VmRSS"), RESERVED_BYTES) + planned <= budget:
         return
-    with suppress(OSError, AttributeError):
-        advise = ctypes.CDLL(None).madvise
-        for start, stop in _CLEAN.findall(Path("/proc/self/smaps").read_text(encoding="utf-8")):
-            begin = int(start, 16)
-            advise(ctypes.c_void_p(begin), ctypes.c_size_t(int(stop, 16) - begin), mmap.MADV_DONTNEED)
+    advise = ctypes.CDLL(None).madvise
+    for start, stop in _CLEAN.findall(Path("/proc/self/smaps").read_text(encoding="utf-8")):
+        begin = int(start, 16)
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(int(stop, 16) - begin), mmap.MADV_DONTNEED)
 
 
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
     """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more."""
-    total = _read_figure("/proc/meminfo", "MemTotal")
-    machine = min(float("inf") if total is None else total, _cgroup_limit())
+    machine = min(_read_figure("/proc/meminfo", "MemTotal"), _cgroup_limit())
     if budget > machine:
         listener.warning(
             f"memory {format_size(budget)} is more than this machine, or this control group, has ({format_size(machine)}): "
             "the system may kill the process; give less"
         )
-    held = _read_figure("/proc/self/status", "VmRSS") or 0
+    held = _read_figure("/proc/self/status", "VmRSS")
     if held > RESERVED_BYTES and max(held, held - RESERVED_BYTES + RUNNING_BYTES + planned) > budget:
         listener.warning(
             f"this process already holds {format_size(held)}, of which {format_size(RESERVED_BYTES)} are counted in memory "
@@ -156,14 +143,13 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
 
 
 def page_cache_room() -> float:
-    """Return the bytes of files that the page cache can hold beside this process; infinite if unknown."""
+    """Return the bytes of files that the page cache can hold beside this process."""
     return available_memory(RESERVED_BYTES)
 
 
 def available_memory(held: int = 0) -> float:
-    """Return the bytes that can be allocated, beside `held` ones in this process's control group; infinite if unknown."""
-    available = _read_figure("/proc/meminfo", "MemAvailable")
-    return min(float("inf") if available is None else available, _cgroup_limit() - held)
+    """Return the bytes that can be allocated, beside `held` ones in this process's control group."""
+    return min(_read_figure("/proc/meminfo", "MemAvailable"), _cgroup_limit() - held)
 
 
 def _cgroup_limit() -> float:

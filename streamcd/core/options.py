@@ -15,8 +15,8 @@ import logging
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import nan
@@ -32,6 +32,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 Asked = TypeVar("Asked")
 R = TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,11 +100,11 @@ class Listener:
 
     def message(self, text: str) -> None:
         """Receive information for the user."""
-        _logger.info(escaped(in_words_of_caller(text)))
+        _logger.info(escaped(text))
 
     def warning(self, text: str) -> None:
         """Receive a warning: the user should probably change something."""
-        _logger.warning(escaped(in_words_of_caller(text)))
+        _logger.warning(escaped(text))
 
     def close(self) -> None:
         """Receive the end of a function; another one may follow."""
@@ -124,21 +125,23 @@ class _InPython(Listener):
 
 
 @contextmanager
-def telling_of_compilation(listener: Listener) -> Iterator[None]:
-    """Tell a listener of compilations, unless another is told of them."""
+def listening(listener: Listener | None) -> Iterator[Listener]:
+    """Have a listener, or the one that logs, hear of compilations, of the end, and in Python of keywords in messages."""
     from ..kernels.compiler import on_compile  # here, for a shorter chain of imports
 
-    def tell(done: int, total: int) -> None:
-        listener.progress(Progress(COMPILING, done, total, "kernels"))
+    heard = listener or Listener()
+    if not in_command.is_set():
+        heard = _InPython(heard)
 
-    if on_compile:
-        yield
-        return
+    def tell(done: int, total: int) -> None:
+        heard.progress(Progress(COMPILING, done, total, "kernels"))
+
     on_compile.append(tell)
     try:
-        yield
+        yield heard
     finally:
         on_compile.remove(tell)
+        heard.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,48 +331,34 @@ class takes(Generic[P, Asked]):
             )
             for one in declared(options).values()
         ]
-        signature = asked.replace(parameters=[*given, *keywords])
 
         @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            found = _bound(function, signature, arguments, named)
-            listener = found.get("listener") or Listener()
-            if type(listener) is not Listener and not in_command.is_set():
-                found["listener"] = listener = _InPython(listener)
-            positional = [found.pop(one.name, None) for one in given]
-            with closing(listener), telling_of_compilation(listener):
+        def call(**found: Any) -> Any:
+            with listening(found.get("listener")) as found["listener"]:
+                positional = [found.pop(one.name, None) for one in given]
                 return function(*positional, options(**found))
 
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__signature__ = asked.replace(parameters=[*given, *keywords])  # type: ignore[attr-defined]
         call.__doc__ = with_parameters(inspect.getdoc(function) or "", options)
-        return call
+        return with_known_keywords(call)
 
 
-def with_known_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function refuse other keywords than its own as `takes` does."""
+def with_known_keywords(function: Function) -> Function:
+    """Check the arguments of a public function: what it does not take is refused, with the nearest name."""
     signature = inspect.signature(function)
+    known = signature.parameters
 
     @functools.wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
-        checked: Any = function
-        result: R = checked(**_bound(function, signature, arguments, named))
-        return result
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            given = signature.bind(*arguments, **named).arguments
+        except TypeError as error:
+            near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
+            hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
+            raise KeywordError(f"{function.__name__}() {error}{hints}") from None
+        return function(**{name: _of_declared_type(known[name], value) for name, value in given.items()})
 
-    return call
-
-
-def _bound(
-    function: Any, signature: inspect.Signature, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name; what the function does not take is refused, with the nearest name."""
-    known = signature.parameters
-    try:
-        given = signature.bind(*arguments, **named).arguments
-    except TypeError as error:
-        near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
-        hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
-        raise KeywordError(f"{function.__name__}() {error}{hints}") from None
-    return {name: _of_declared_type(known[name], value) for name, value in given.items()}
+    return call  # type: ignore[return-value]
 
 
 _TYPES: dict[str, Any] = {"None": types.NoneType, "float": Real, "int": Integral, "str": str}
@@ -419,9 +408,7 @@ Size = int | str
 class ListenerOptions:
     """Options of what reports progress."""
 
-    listener: Listener | None = option(
-        None, "Receiver of progress and messages, such as `ProgressBar`.", flags=""
-    )
+    listener: Listener = option(None, "Receiver of progress and messages, such as `ProgressBar`.", flags="")
 
 
 @dataclass(frozen=True, kw_only=True)

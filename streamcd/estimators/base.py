@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError, counted
-from ..core.options import COMPILING, Listener, Progress, telling_of_compilation, warn_once
+from ..core.options import COMPILING, Listener, Progress, listening, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset
@@ -215,8 +215,8 @@ class LinearModel(BaseEstimator):
 
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
-        with closing(listener), telling_of_compilation(listener):
-            session = Session(listener, None, threads=Threads(self._n_threads() or 1))
+        with listening(listener) as heard:
+            session = Session(heard, None, threads=Threads(self._n_threads() or 1))
             training = train_in_memory(dataset, options, session)
         return training.result, training.models[0]
 

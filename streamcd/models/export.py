@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.files import begins_with, check_output, replacing
-from ..core.options import Listener, ListenerOptions, ModelOptions, replaces, takes
+from ..core.options import ListenerOptions, ModelOptions, replaces, takes
 from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
@@ -75,7 +75,7 @@ def export(
         )
     model = load_model(model, asked.C, l1=asked.l1)
     if form == "liblinear":
-        export_liblinear(model, place, asked.listener or Listener(), force=asked.force)
+        export_liblinear(model, place, asked.listener, force=asked.force)
         return form
     is_kind = rf'\{{"format": "{JSON_FORMAT}"'.encode()
     check_output(place, "the JSON of a model", lambda path: begins_with(path, is_kind), force=asked.force)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DataError, first_of
-from ..core.options import Listener, takes
+from ..core.options import takes
 from ..core.setting import class_indices
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
@@ -177,7 +177,7 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     (2000, True, [-1, 1])
     """
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
-    listener = asked.listener or Listener()
+    listener = asked.listener
     scoring = Scoring(data, model, Means.of(asked), compared=True)
     evaluation = _Evaluation(model, RocArea(scoring.plan.left))
     for rows in scoring.blocks("evaluate"):

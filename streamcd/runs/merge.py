@@ -84,7 +84,7 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
     >>> streamcd.merge(["data", "tomorrow"], "all").n_rows
     10000
     """
-    place, listener = local_path(dest, "a dataset to be written"), asked.listener or Listener()
+    place, listener = local_path(dest, "a dataset to be written"), asked.listener
     if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
         raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
     found = [open_dataset(one) for one in datasets]

@@ -134,7 +134,7 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     True
     """
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
-    session = Session(asked.listener or Listener(), asked.stop_requested)
+    session = Session(asked.listener, asked.stop_requested)
     return _go_on(local_path(run, "a run"), on_workers, session, lambda config: _changed(config, asked))
 
 
@@ -144,7 +144,7 @@ def _begin(
     """Begin a run; with `resume` go on with it where it was begun."""
     # first: for rows in memory a run is not what is missing
     dataset = open_dataset(dataset, cache=asked.cache)
-    path, listener = local_path(run, "a run"), asked.listener or Listener()
+    path, listener = local_path(run, "a run"), asked.listener
     until = deadline(None if asked.max_seconds is None else float(asked.max_seconds))
     session = Session(listener, asked.stop_requested, threads=Threads(asked.threads), until=until)
     asked = replace(asked, on_workers=bool(on_workers), workers=on_workers.local or None)

@@ -21,7 +21,6 @@ from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
-from ..kernels.compile import return_free_memory
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primitives import Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window, aligned_zeros, empty_window
@@ -118,7 +117,6 @@ class RowSolver(Solver):
                 small.certificate(own)
         small.restore_rows(own, window.arena, 0, 2)
         small.estimate(own, one)
-        return_free_memory()
 
     # -- a read
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
-from ..kernels.compile import return_free_memory
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import Window, empty_window
@@ -87,7 +86,6 @@ class NewtonSolver(Solver):
         minimise(MatrixModel(np.eye(1), np.ones(1)), np.zeros(1), Penalty.of_lane(self.problem, 0))
         solve_positive(np.eye(1), np.ones(1))
         self.certificate(state)
-        return_free_memory()
 
     # -- a read
 

@@ -29,7 +29,6 @@ from ..dataset.dataset import Dataset
 from ..kernels import primal as primal_kernels
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
-from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, ColumnData, Columns, Scores
 from ..kernels.primitives import Total
 from ..stream.arenas import ColumnArena, Window, class_codes, empty_window
@@ -115,7 +114,6 @@ class PrimalSolver(Solver):
             nothing._visit_long(long, nothing._data(window, state), state, lanes, certifies=phase == CERTIFY)
             nothing.certificate(state)
         nothing.estimate(state, lanes)
-        return_free_memory()
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""

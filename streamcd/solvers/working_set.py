@@ -21,7 +21,6 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as newton_kernels
 from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
-from ..kernels.compile import return_free_memory
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, Scores
 from ..kernels.primitives import Total
 from ..stream.arenas import Window
@@ -115,7 +114,6 @@ class WorkingSetSolver(Solver):
             kernels.hold(none, columns, columns, 0)
         parts = scores, costs, Penalty.of_lane(self.problem, 0), columns, none, weights, weights, (0,)
         HeldSolution(*parts).load_kernels()
-        return_free_memory()
 
     # -- a read
 
@@ -272,7 +270,6 @@ class WorkingSetSolver(Solver):
             state.rows["score"][lanes] = read.score[lanes]
         self._solve(state, lanes, state.rows["score"], _STEPS_BETWEEN)
         state.w[:, lanes] = read.moved[lanes].T
-        return_free_memory()
 
     def _solve(self, state: State, lanes: np.ndarray, score: np.ndarray, most_steps: int) -> None:
         """Move weights and scores of some lanes to the solution for held columns."""

@@ -95,9 +95,8 @@ class SlotStore:
         last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
         for chunk in last.tolist():
             size = int(self._offset[chunk] + _N_SLOTS * self.slot_bytes[chunk])
-            if hasattr(os, "posix_fallocate"):
-                with file_named(self._path(chunk)), self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
-                    os.posix_fallocate(file, 0, size)
+            with file_named(self._path(chunk)), self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
+                os.posix_fallocate(file, 0, size)
 
     def restore(self, current: np.ndarray) -> None:
         """Restore the slot numbers of a checkpoint; raises `CheckpointError` if their number is another."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
-from ..core.memory_budget import make_room
+from ..core.memory_budget import make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
@@ -287,7 +287,9 @@ class Loop(TrainingLoop):
             task.solver.load_kernels(task.dataset, self.state)
             task.problem.losses_at_zero(none.astype(np.int64), none, none)
 
-        load_together(load)
+        # a second training in a process has use for freed memory: to get it from the system anew takes milliseconds
+        if load_together(load):
+            return_heap()
         self.kernel_seconds = time.monotonic() - started
         n_bytes = (
             task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights + task.solver.memory.rows
