@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ A constant, not measured at run time, so that windows (and with them the bits of
 Commands of every kind on a few rows take 160 to 207 MB (Linux x86-64, numba 0.68, pyarrow 26); another process compiles.
 """
 
-RUNNING_BYTES = 105_000_000 if sys.platform == "linux" else RESERVED_BYTES
+RUNNING_BYTES = 105_000_000
 """The part of these that a training takes while it reads windows, after `make_room`: 85 to 104 MB."""
 
 BLOCK_WEIGHTS = 1 << 16
@@ -90,12 +89,7 @@ def _read_figure(path: str, field: str) -> int | None:
 
 def peak_memory_bytes() -> int:
     """Return the peak resident memory of this process so far (VmHWM), in bytes."""
-    peak = _read_figure("/proc/self/status", "VmHWM")
-    if peak is not None:
-        return peak
-    import resource  # where there is no /proc: macOS, which counts in bytes
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _read_figure("/proc/self/status", "VmHWM") or 0
 
 
 def return_heap() -> None:

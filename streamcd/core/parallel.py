@@ -20,7 +20,6 @@ import multiprocessing.connection
 import os
 import queue
 import signal
-import sys
 import threading
 import traceback
 import warnings
@@ -118,9 +117,7 @@ class Threads:
 
 def available_cores() -> int:
     """Count the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ class Pool:
             )
         context: ForkContext | SpawnContext = SpawnContext()
         # no other Python threads; libraries take care of their own across a fork
-        if sys.platform == "linux" and threading.active_count() == 1:
+        if threading.active_count() == 1:
             importlib.import_module(module)
             context = ForkContext()
         with kept_by_copies(), warnings.catch_warnings():
@@ -360,7 +357,7 @@ def _processor_shares(n_workers: int) -> list[list[int]]:
     Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead thread
     about a hundred times a second, and the scheduler tends to keep such threads on one processor.
     """
-    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    processors = sorted(os.sched_getaffinity(0))
     ends = [len(processors) * number // n_workers for number in range(n_workers + 1)]
     return [
         processors[start:stop] if n_workers <= len(processors) else []

@@ -173,7 +173,7 @@ class ChunkedTable:
                 # tables besides entries are small: of those on disk the page cache keeps them
                 if self._ring and self._ring.possible and (by_request or table == "entries"):
                     self._ring.announce(part.path, offset, n_bytes)
-                elif part.descriptor >= 0 and hasattr(os, "posix_fadvise"):  # not on macOS
+                elif part.descriptor >= 0:
                     # if the footer is too damaged for that, the read to come reports it
                     with contextlib.suppress(OSError, OverflowError):
                         os.posix_fadvise(part.descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)

@@ -33,7 +33,6 @@ _THREADS = 4
 """One thread got 770 to 900 MB/s from the disk, four up to 1,030, eight no more (random ranges of a megabyte)."""
 
 _BLOCK = 4096  # direct reads begin, end and land on multiples of it
-_DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
 class _Range(io.RawIOBase):
@@ -116,7 +115,7 @@ class Ring:
 
     def __init__(self, ahead_bytes: int = 0, *, remote: bool = False) -> None:
         self._limit = ahead_bytes or (storage.AHEAD_BYTES if remote else AHEAD_BYTES)
-        self.possible = remote or bool(_DIRECT)
+        self.possible = True
         """False once the file system has refused a direct read."""
         self._ranges: deque[_Ahead] = deque()  # announced and not taken yet; the first ones are being read
         self._held = 0
@@ -199,7 +198,7 @@ class Ring:
 
 def _read_blocks(path: Location, buffer: mmap.mmap, start: int, n_bytes: int) -> int:
     """Read blocks of a file; returns how many bytes there are before its end."""
-    descriptor, done = os.open(path, os.O_RDONLY | _DIRECT), 0
+    descriptor, done = os.open(path, os.O_RDONLY | os.O_DIRECT), 0
     try:
         with memoryview(buffer) as whole:
             while done < n_bytes:
