@@ -18,12 +18,12 @@ from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
 from ..training.result import Outcome, Result, join_outcomes, make_result
-from ..training.warm_start import WarmStart
 from .choices import settle
 from .config import ResolvedRun
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import TrainOptions
+from .warm_start import WarmStart
 
 
 def train_groups(

@@ -28,7 +28,7 @@ from .config import ResolvedRun, Search, write_config
 from .describe import SCORES
 from .held_out import score_folds
 from .lane_groups import resolve_part
-from .previous_run import start_from
+from .warm_start import start_from
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:

@@ -20,7 +20,6 @@ from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
-from ..training.warm_start import WarmStart
 from .carry_out import carry_out, warn_early
 from .choices import settle
 from .config import (
@@ -39,7 +38,7 @@ from .config import (
 from .interrupts import stops_when_interrupted
 from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
-from .previous_run import previous_run, record_data
+from .warm_start import WarmStart, previous_run, record_data
 
 
 @stops_when_interrupted

@@ -86,7 +86,7 @@ dataset/parts.py
         ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > options = {"pre_buffer": False, "page_checksum_verification": False}
 dataset/chunked_table.py
-    if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
+    if crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
         ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
     verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > verify = False
