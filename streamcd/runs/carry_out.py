@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from ..core.errors import counted
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
@@ -93,7 +92,10 @@ def carry_out(
     listener = session.listener
     result = result_of(directory, outcome, run)
     if run.options.omega == "auto":
-        _tell_omegas(result, listener)
+        for C in run.options.C:
+            counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
+            omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
+            listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
     if result.stop_reason == "time":
         return result  # weights that were not certified make no model
     begun = time.monotonic()
@@ -106,17 +108,8 @@ def carry_out(
     return result
 
 
-class MemoryTraining(NamedTuple):
-    """A training without a run directory, which has ended."""
-
-    run: ResolvedRun
-    directory: checkpoint.MemoryRun
-    result: Result
-    models: list[Model]  # of every C and λ
-
-
-def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> MemoryTraining:
-    """Train on a dataset without a run directory, and without resuming."""
+def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
+    """Train on a dataset without a run directory, and without resuming; returns the models of every C and λ, too."""
     asked, choices = settle(asked, dataset)
     run = resolve(dataset, asked)
     require(run.config.memory, {})
@@ -125,7 +118,7 @@ def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> 
     directory = checkpoint.MemoryRun()
     outcome = train_groups(directory, run, None, session)
     result = result_of(directory, outcome, run)
-    return MemoryTraining(run, directory, result, make_models(directory, run, result))
+    return result, make_models(directory, run, result)
 
 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
@@ -137,14 +130,6 @@ def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> 
         for lane in result.lanes:
             lane["label"] = None if lane["label"] is None else names[int(lane["label"])]
     return result
-
-
-def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Report the omega of the lanes of each C."""
-    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
-        counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
-        omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
-        listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

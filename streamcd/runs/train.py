@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError, refuse
+from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.options import Listener, takes
 from ..core.parallel import Threads
@@ -36,7 +36,7 @@ from .config import (
     write_config,
 )
 from .interrupts import stops_when_interrupted
-from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
+from .lane_groups import describe_worker_budget, resolve, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
 from .warm_start import WarmStart, previous_run, record_data
 
@@ -153,10 +153,9 @@ def _begin(
         from .held_out import check_scoring  # with the kernels of scoring
         from .search import with_folds
 
-        search = search_of(asked)
-        check_scoring(search.scoring, asked.problem, dataset)
-        dataset, search = with_folds(dataset, search, asked.memory_bytes)
-        asked = replace(asked, cv=search.cv)
+        check_scoring(asked.scoring, asked, dataset)
+        dataset, cv = with_folds(dataset, asked.cv, asked.memory_bytes)
+        asked = replace(asked, cv=cv)
     require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
     resolved = resolve(dataset, asked)
     if asked.resume and is_begun(path, resolved.config):
@@ -205,7 +204,7 @@ def _go_on(
         if config.tune is not None:
             from .search import with_folds
 
-            dataset, _ = with_folds(dataset, config.tune, config.memory)
+            dataset, _ = with_folds(dataset, config.tune.cv, config.memory)
         run = reopen(path, config, dataset)
         if config.rounds is not None:
             config = share_memory_anew(run, on_workers.local)
@@ -240,21 +239,20 @@ def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
 def _check_rounds(asked: TrainOptions) -> None:
     """Refuse options that training on workers does not have, or that only it has."""
     if not asked.on_workers:
-        timeout = "worker_timeout is for training on workers; give --scheduler or --workers"
-        refuse(UsageError, (asked.worker_timeout is not None, timeout))
+        if asked.worker_timeout is not None:
+            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
         return
-    known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
-    in_rounds, what = (
-        find_solver(asked.loss, asked.method).rounds,
-        f"{asked.loss} by method {asked.method}",
-    )
-    refuse(
-        UsageError,
-        (asked.omega != 1.0, "omega is for one process: on workers a line search sets the length of steps"),
-        (asked.has_l1, f"--penalty {asked.penalty} is for one process, without --workers and --scheduler"),
-        (not in_rounds, f"{what} is not for several workers; expected one of {known}"),
-        (asked.plan is not None, "plan: workers make their own plans from their memory and their shards"),
-    )
+    if asked.omega != 1.0:
+        raise UsageError("omega is for one process: on workers a line search sets the length of steps")
+    if asked.has_l1:
+        raise UsageError(f"--penalty {asked.penalty} is for one process, without --workers and --scheduler")
+    if not find_solver(asked.loss, asked.method).rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
+        raise UsageError(
+            f"{asked.loss} by method {asked.method} is not for several workers; expected one of {known}"
+        )
+    if asked.plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,12 +270,12 @@ class Workers:
     @classmethod
     def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
         """Make workers from options; fewer than `fewest` are none."""
-        both = scheduler is not None and (workers is not None or client is not None)
-        refuse(
-            UsageError,
-            (workers is not None and workers < 1, f"workers: expected at least 1, found {workers}"),
-            (both, "--workers are of this machine, --scheduler uses those of a cluster: give one of them"),
-        )
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers: expected at least 1, found {workers}")
+        if scheduler is not None and (workers is not None or client is not None):
+            raise UsageError(
+                "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
+            )
         return cls(client, scheduler, 0 if workers is None or workers < fewest else workers)
 
     def __bool__(self) -> bool:
