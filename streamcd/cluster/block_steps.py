@@ -37,7 +37,7 @@ import numpy as np
 
 from ..core.errors import EnvironmentFailure
 from ..kernels import rounds as kernels
-from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
+from ..kernels.loss_table import CLASSES, LOG_LOSS
 from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE, Step
 from ..solvers.problem import Problem
 
@@ -99,11 +99,6 @@ def add_slopes(
 
 def _change(problem: Problem, base: np.ndarray) -> np.ndarray:
     return np.empty(base.shape[1] // problem.n_lanes)
-
-
-def has_entropy(problem: Problem) -> bool:
-    """Tell whether the dual has terms ``a log a``, as that of a loss of probabilities; else it is quadratic along a step."""
-    return LOSSES[problem.loss].probabilities
 
 
 # ---------------------------------------------------------------------------------------------------------------------

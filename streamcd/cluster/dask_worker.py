@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from .memory import WORKER_BYTES
-from .partition import Partition, SumPartition, make_part, open_same
-from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec
+from .partition import SumPartition, make_part, open_same
+from .rounds import Response, RoundRequest, WorkersLost, WorkerSpec
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
@@ -126,21 +126,7 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
     return report
 
 
-def slopes(seat: Seat, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-    """Return `Partition.slopes` after `run_round`."""
+def call_part(seat: Seat, method: str, *arguments: Any) -> Any:
+    """Call `receive` of a worker's part before `run_round`, or `slopes` and `step` after it."""
     with seat.taken() as part:
-        found: np.ndarray = part.slopes(request, eta)
-        return found
-
-
-def step(seat: Seat, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
-    """Make `Partition.step` after `run_round`."""
-    with seat.taken() as part:
-        assert isinstance(part, Partition)
-        return part.step(request, eta, chunks)
-
-
-def receive(seat: Seat, committed: str, rows: Sequence[ChunkRows]) -> None:
-    """Take the state of chunks with which a round begins."""
-    with seat.taken() as part:
-        part.receive(committed, rows)
+        return getattr(part, method)(*arguments)

@@ -64,8 +64,20 @@ def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
         with _locked(work):
             _remove_entries(work)
             try:
-                if force and dest.exists():
-                    _try_exchange(work, dest)
+                if force and dest.exists():  # tried before any work, on two empty directories
+                    folders = work / "dataset", work / "replaced"
+                    for folder in folders:
+                        folder.mkdir()
+                    try:
+                        exchange(*folders)
+                    except OSError as error:
+                        if error.errno != errno.EINVAL:
+                            raise
+                        message = (
+                            f"{dest}: its file system replaces no directory in one step; remove it first"
+                        )
+                        raise UsageError(message) from None
+                    _remove_entries(work)
                 yield work
                 put_directory(work / "dataset", dest, force=force)
             finally:
@@ -78,22 +90,6 @@ def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
                 "the decoded entries, six where the sums of all features exceed the memory) and run it again"
             ) from error
         raise
-
-
-def _try_exchange(work: Path, dest: Path) -> None:
-    """Refuse to replace a directory, before any work, where two empty ones beside it cannot change places."""
-    folders = work / "dataset", work / "replaced"
-    for folder in folders:
-        folder.mkdir()
-    try:
-        exchange(*folders)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise UsageError(
-            f"{dest}: its file system replaces no directory in one step; remove it first"
-        ) from None
-    _remove_entries(work)
 
 
 def clear_interrupted(dest: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -180,18 +180,6 @@ def is_begun(path: Path, config: RunConfig) -> bool:
             f"{path} holds another run; name another directory, or give --force to replace it"
         )
     return True
-
-
-def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
-    """Return the configuration of a run with those of the options now asked for that do not affect its bits."""
-    return replace(
-        config,
-        dataset=asked.dataset,
-        cache=asked.cache,
-        threads=asked.threads,
-        rule=asked.rule,
-        checkpoint_every=asked.checkpoint_every,
-    )
 
 
 def differs(config: RunConfig) -> bool:

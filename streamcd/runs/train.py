@@ -25,7 +25,6 @@ from .choices import settle
 from .config import (
     ResolvedRun,
     RunConfig,
-    changed_by,
     check_workers,
     differs,
     is_begun,
@@ -134,7 +133,20 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     """
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
     session = Session(asked.listener or Listener(), asked.stop_requested)
-    return _go_on(local_path(run, "a run"), on_workers, session, lambda config: _changed(config, asked))
+
+    def change(config: RunConfig) -> RunConfig:
+        given: dict[str, Any] = {}
+        if asked.dataset is not None:
+            given["dataset"] = str(location(asked.dataset).resolve())
+        if asked.checkpoint_every is not None:
+            given["checkpoint_every"] = float(asked.checkpoint_every)
+        tol, eps, max_passes = config.rule.tol, config.rule.eps, asked.max_passes
+        if asked.tol is not None:
+            tol, eps = asked.tol, None if asked.tol else eps
+        rule = make_rule(tol, eps, config.rule.max_passes if max_passes is None else max_passes)
+        return replace(config, rule=rule, **given)
+
+    return _go_on(local_path(run, "a run"), on_workers, session, change)
 
 
 def _begin(
@@ -159,7 +171,10 @@ def _begin(
     require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
     resolved = resolve(dataset, asked)
     if asked.resume and is_begun(path, resolved.config):
-        return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
+        new = resolved.config
+        free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
+        given = {name: getattr(new, name) for name in free}
+        return _go_on(path, on_workers, session, lambda config: replace(config, **given))
     notes = [choices, *resolved.notes]
     previous = previous_run(resolved, notes)  # refused before anything is made
     with on_workers.reached(listener) as reached:
@@ -220,20 +235,6 @@ def _go_on(
         write_config(directory, config)
         warn_early(run, listener)
         return _train(directory, run, previous, on_workers, session)
-
-
-def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
-    """Return the configuration with the options given in place of its own."""
-    place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
-    old, tol = config.rule, asked.tol
-    tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
-    every = asked.checkpoint_every
-    return replace(
-        config,
-        dataset=place,
-        rule=make_rule(tolerance, eps, old.max_passes if asked.max_passes is None else asked.max_passes),
-        checkpoint_every=config.checkpoint_every if every is None else float(every),
-    )
 
 
 def _check_rounds(asked: TrainOptions) -> None:

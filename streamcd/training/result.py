@@ -98,8 +98,19 @@ class Result:
 
     @property
     def history(self) -> Any:
-        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
-        return history_table(Path(self.run))
+        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers.
+
+        ``part`` is the directory inside the run.
+        """
+        from ..dataset.arrow_columns import make_table  # pyarrow
+
+        records = [
+            {"part": part, **_flat(record)}
+            for part, log in read_history(Path(self.run)).items()
+            for record in log
+        ]
+        names = dict.fromkeys(name for record in records for name in record)
+        return make_table({name: [record.get(name) for record in records] for name in names})
 
 
 @dataclass(repr=False)
@@ -210,17 +221,9 @@ def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
         If `run` is not a run, or a line of a log is damaged. An incomplete last line is ignored.
     """
     read_config(run)
-    logs = sorted(run.rglob("log.jsonl"), key=_training_order)
+    # a search trains its folds first
+    logs = sorted(run.rglob("log.jsonl"), key=lambda log: ("best" in log.parent.parts, log.as_posix()))
     return {log.parent.relative_to(run).as_posix().lstrip("."): list(_records(log)) for log in logs}
-
-
-def history_table(run: Path) -> Any:
-    """Read the logs of a run into one `pyarrow.Table`; ``part`` is the directory inside the run."""
-    from ..dataset.arrow_columns import make_table  # pyarrow
-
-    records = [{"part": part, **_flat(record)} for part, log in read_history(run).items() for record in log]
-    names = dict.fromkeys(name for record in records for name in record)
-    return make_table({name: [record.get(name) for record in records] for name in names})
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -229,10 +232,6 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     for kind, seconds in record["seconds"].items():
         flat[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
     return flat
-
-
-def _training_order(log: Path) -> tuple[bool, str]:
-    return "best" in log.parent.parts, log.as_posix()  # a search trains its folds first
 
 
 def _records(log: Path) -> Iterator[dict[str, Any]]:
