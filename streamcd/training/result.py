@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, counted, escaped
-from ..core.memory_budget import peak_memory_bytes
-from ..solvers.acceleration import TOLD
-from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
-from .stopping import BY_TIME, REASONS, StopRule, relative
+from .stopping import BY_TIME, REASONS
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -142,64 +139,6 @@ class Outcome:
     def is_cut_short(self) -> bool:
         """True if the time of the session was up before all lanes were done."""
         return bool((self.lanes["reason"] == BY_TIME).any())
-
-
-def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of loops over groups of lanes."""
-    names = outcomes[0].lanes
-    return Outcome(
-        {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
-        sum(outcome.seconds for outcome in outcomes),
-        sum(outcome.bytes_read for outcome in outcomes),
-        sum(outcome.kernel_seconds for outcome in outcomes),
-    )
-
-
-def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule: StopRule) -> Result:
-    """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
-    kept = outcome.lanes | {name: problem.scale * outcome.lanes[name] for name in ("primal", "dual")}
-    gaps = relative(outcome.lanes)
-    omegas = kept.get("kept_omega", np.ones(problem.n_lanes))
-    tells_omega = (omegas != 1.0) | (kept.get("trial_begin", omegas) > 1)
-    return Result(
-        run=run,
-        primal_objective=float(kept["primal"].sum()),
-        dual_objective=float(kept["dual"].sum()),
-        gap=float(gaps.max()),
-        rounding=float(relative(outcome.lanes, "rounding").max()),
-        violation=float(kept["violation"].max()),
-        converged=bool(kept["converged"].all()),
-        stop_reason=worst_reason(kept["reason"]),
-        passes=int(kept["passes"].max()),
-        seconds=outcome.seconds,
-        kernel_seconds=outcome.kernel_seconds,
-        bytes_read=outcome.bytes_read,
-        peak_memory_bytes=peak_memory_bytes(),
-        n_features=problem.n_features,
-        n_rows=n_rows,
-        n_lanes=problem.n_lanes,
-        more_passes_help=outcome.is_cut_short,
-        lanes=[
-            {
-                "label": lane.label,
-                "C": lane.C,
-                "l1": lane.l1,
-                "fold": None if lane.fold < 0 else lane.fold,
-                "n_nonzero": int(kept["n_nonzero"][number]),
-                "n_weights": problem.lane_vectors * problem.n_features,
-                "primal_objective": float(kept["primal"][number]),
-                "dual_objective": float(kept["dual"][number]),
-                "gap": float(gaps[number]),
-                "passes": int(kept["passes"][number]),
-                "converged": bool(kept["converged"][number]),
-                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
-                **{name: float(kept[name][number]) for name in TOLD if name in kept},
-            }
-            for number, lane in enumerate(problem.lanes)
-        ],
-        tol=rule.tol,
-        eps=rule.eps,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
