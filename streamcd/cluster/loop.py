@@ -41,8 +41,8 @@ _QUICK_PASS = 1 << 25
 class RoundLoop(TrainingLoop):
     """Training on workers of a client, round after round; every round is a checkpoint.
 
-    `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
-    worker that does not respond for `worker_timeout` seconds loses its shards to others.
+    A worker, which `spec` describes the run to, loses its shards to others if it does not respond for `worker_timeout`
+    seconds.
     """
 
     passes_are_local = True
@@ -51,28 +51,10 @@ class RoundLoop(TrainingLoop):
     """Reads of a worker in a round that trains."""
 
     def __init__(
-        self,
-        directory: Run,
-        task: Task,
-        session: Session,
-        method: str,
-        kappa: float | str,
-        memory: int,
-        worker_timeout: float,
+        self, directory: Run, task: Task, session: Session, spec: WorkerSpec, worker_timeout: float
     ) -> None:
         super().__init__(directory, task, session)
-        self.client, self.worker_timeout, dataset = session.client, worker_timeout, task.dataset
-        self.spec = WorkerSpec(
-            dataset=str(dataset.path.resolve()),
-            fingerprint=dataset.fingerprint,
-            problem=task.problem,
-            method=method,
-            seed=task.seed,
-            memory=memory,
-            identity=directory.identity,
-            acceleration=kappa,
-            cache=dataset.cache,
-        )
+        self.client, self.spec, self.worker_timeout = session.client, spec, worker_timeout
         n_lanes = task.problem.n_lanes
         self.state.lanes["sigma_prime"] = np.ones(n_lanes)
         # numbers of the round and of the assignment of shards, the same for all lanes

@@ -80,12 +80,23 @@ def train_groups(
 def _rounds(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Callable[[], Outcome]:
     from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
     from ..cluster.memory import WORKER_BYTES
+    from ..cluster.rounds import WorkerSpec
 
     assert run.config.rounds is not None
-    options, memory = run.options, run.config.memory - WORKER_BYTES
-    loop = part, task, session, options.method, options.acceleration, memory, run.config.rounds.worker_timeout
-    sums = find_solver(options.loss, options.method).rounds == "sums"
-    return SumRounds(*loop).run if sums else DualRounds(*loop).run
+    options, dataset = run.options, run.dataset
+    spec = WorkerSpec(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        problem=task.problem,
+        method=options.method,
+        seed=options.seed,
+        memory=run.config.memory - WORKER_BYTES,
+        identity=part.identity,
+        acceleration=options.acceleration,
+        cache=dataset.cache,
+    )
+    loop = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
+    return loop(part, task, session, spec, run.config.rounds.worker_timeout).run
 
 
 def carry_out(

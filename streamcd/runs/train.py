@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -177,14 +177,16 @@ def _begin(
         return _go_on(path, on_workers, session, lambda config: replace(config, **given))
     notes = [choices, *resolved.notes]
     previous = previous_run(resolved, notes)  # refused before anything is made
-    with on_workers.reached(listener) as reached:
+    with ExitStack() as stack:
+        if on_workers.scheduler is not None:  # where none answers, no run is made or replaced
+            on_workers = Workers(client=stack.enter_context(on_workers.connected(listener)))
         refuse_existing(path, resolved.config, asked.force)
         with checkpoint.create_run(path, force=asked.force) as directory:
             for note in notes:  # now that all options are checked
                 listener.message(note)
             warn_early(resolved, listener)
             write_config(directory, resolved.config)
-            return _train(directory, resolved, previous, reached, session)
+            return _train(directory, resolved, previous, on_workers, session)
 
 
 def _train(
@@ -281,15 +283,6 @@ class Workers:
 
     def __bool__(self) -> bool:
         return self.client is not None or self.scheduler is not None or self.local > 0
-
-    @contextmanager
-    def reached(self, listener: Listener) -> Iterator[Workers]:
-        """Provide workers whose scheduler is connected already: where none answers, no run is made or replaced."""
-        if self.scheduler is None:
-            yield self
-            return
-        with self.connected(listener) as client:
-            yield replace(self, client=client, scheduler=None)
 
     @contextmanager
     def connected(self, listener: Listener, run: Path | None = None) -> Iterator[Any]:
