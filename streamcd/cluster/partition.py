@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
+from ..kernels import rounds as kernels
 from ..kernels.primitives import Total
 from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
@@ -27,10 +28,7 @@ from ..stream.memory_plan import Plan, make_plan, plan_shards
 from ..stream.slot_store import NO_SLOT, chunk_slots
 from ..stream.stream import Stream
 from .block_steps import (
-    add_slopes,
     alpha_columns,
-    apply_step,
-    direction,
     lane_columns,
     lane_products,
     new_direction,
@@ -202,13 +200,14 @@ class Partition(SumPartition):
             raise WorkersLost("a worker had lost the dual variables of its shards")
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
+        """Sum the terms of `kernels.rounds.add_slopes` over the rows at a step, after `run`."""
         self._require(request.token, self._own.tolist())
         total, width = np.zeros((self._n_lanes, 3)), self._width
         for chunk in self._own.tolist():
             arena, start, stop = self._find(chunk)
             pair = arena.alpha[start:stop]
-            add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
+            change = np.empty(width // self._n_lanes)
+            kernels.add_slopes(self._problem.row_loss, pair[:, width:], pair[:, :width], eta, change, total)
         return total
 
     def step(self, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
@@ -224,8 +223,8 @@ class Partition(SumPartition):
             if self._problem.has_targets:
                 arena.target[:stop] = label
         pair, active = arena.alpha[start:stop], arena.active[start:stop]
-        move, rows = Step(pair[:, width:], pair[:, :width], eta), self._row_costs(arena, start, stop)
-        alpha = apply_step(self._problem, move, active, *rows)
+        move, alpha = Step(pair[:, width:], pair[:, :width], eta), np.empty((stop - start, width))
+        kernels.apply_step(*self._rows_of(arena, start, stop), move, active, alpha)
         pair[:, :width], pair[:, width:] = alpha, alpha
         self._rows.save(chunk, [pair, active])
         return ChunkRows(chunk, alpha, np.array(active))
@@ -264,8 +263,9 @@ class Partition(SumPartition):
             pair, active = arena.alpha[start:stop], arena.active[start:stop]
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
-                rows = self._row_costs(arena, start, stop)
-                sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
+                change, sums = np.empty(width // self._n_lanes), new_direction(self._n_lanes)
+                rows = self._rows_of(arena, start, stop)
+                kernels.add_direction(*rows, pair[:, width:], pair[:, :width], change, sums)
                 local.direction = add_directions(local.direction, sums)
             if not self._is_resident:
                 self._rows.save(chunk, [pair, active])
@@ -275,11 +275,11 @@ class Partition(SumPartition):
         assert self._stream is not None
         return self._stream.plan.resident
 
-    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Return costs, classes and targets of rows."""
-        code, cost_of = arena.code[start:stop], self._problem.row_costs
-        cost = cost_of(code, arena.weight[start:stop], arena.fold[start:stop])
-        return cost, code, arena.target[start:stop]
+    def _rows_of(self, arena: RowArena, start: int, stop: int) -> tuple[Any, ...]:
+        """Return what kernels take of rows: the loss, labels, classes and costs."""
+        code, problem = arena.code[start:stop], self._problem
+        cost = problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
+        return problem.row_loss, problem.row_labels(code, arena.target[start:stop]), code, cost
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
