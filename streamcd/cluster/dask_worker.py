@@ -70,14 +70,10 @@ def open_seat(version: str, spec: bytes) -> Seat:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
     given = pickle.loads(spec)
     open_same(given).close()
-    _check_memory(given.memory + WORKER_BYTES)
-    return Seat(given)
-
-
-def _check_memory(budget: int) -> None:
-    """Compare the budget with dask's memory limit, near which it gives up results, pauses and then kills a worker."""
+    # near its own limit dask gives up results, pauses and then kills a worker
     from distributed import get_worker
 
+    budget = given.memory + WORKER_BYTES
     memory = getattr(get_worker(), "memory_manager", None)
     limit, share = (
         getattr(memory, "memory_limit", None),
@@ -88,6 +84,7 @@ def _check_memory(budget: int) -> None:
             f"dask limits it to {format_size(limit)} and empties it at {100 * share:.0f} % of that, --memory is "
             f"{format_size(budget)}; start it with 'dask worker --memory-limit 0', or give a smaller --memory"
         )
+    return Seat(given)
 
 
 def run_round(seat: Seat, shards: list[int], request: RoundRequest, w: np.ndarray, topic: str) -> Response:

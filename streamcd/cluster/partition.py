@@ -24,7 +24,7 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import find_solver, make_solver
 from ..stream.arenas import RowArena, Window, class_codes
-from ..stream.memory_plan import Plan, make_plan, plan_shards
+from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import NO_SLOT, chunk_slots
 from ..stream.stream import Stream
 from .block_steps import (
@@ -86,17 +86,14 @@ class SumPartition:
         )
         if self._stream is None or self._stream.plan.resident != plan.resident:
             self.close()  # its memory is needed for the new one
-            self._stream = self._open_stream(plan, room)
+            problem, seed = self._problem, self.spec.seed
+            self._stream = Stream(
+                self.dataset, plan, self._layout, seed, n_folds=problem.n_folds, n_shards=room
+            )
+            self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         self._own, lost = self._stream.restrict(np.array(shards))
         self._forget(lost)
         return self._stream
-
-    def _open_stream(self, plan: Plan, room: int) -> Stream:
-        stream = Stream(
-            self.dataset, plan, self._layout, self.spec.seed, n_folds=self._problem.n_folds, n_shards=room
-        )
-        self._order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
-        return stream
 
     def _forget(self, chunks: np.ndarray) -> None:
         """Forget the rows of chunks that lost their place in memory."""

@@ -123,7 +123,7 @@ def make_room(budget: int, planned: int) -> None:
     15 come back. They stay in the page cache, from which the system maps them at a touch.
     """
     held = _read_figure("/proc/self/status", "VmRSS") or 0
-    if max(held, RESERVED_BYTES) + planned <= budget or not hasattr(mmap, "MADV_DONTNEED"):
+    if max(held, RESERVED_BYTES) + planned <= budget:
         return
     with suppress(OSError, AttributeError):
         advise = ctypes.CDLL(None).madvise

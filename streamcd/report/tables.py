@@ -151,19 +151,13 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 # Trainings
 
 
-def _ending(result: Facts) -> str:
-    """Tell whether a training converged, and why: what was measured, and what was wanted."""
-    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
-    largest = f"largest {measure} of {result['n_lanes']} problems" if result["n_lanes"] > 1 else measure
-    text = f"{largest} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
-    reason = result["stop_reason"]
-    stopped = "" if reason == measure else f"; stopped by {_words(reason)}"
-    return f"{'yes' if result['converged'] else 'no'}: {text}{stopped}"
-
-
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
-    lanes, several = result["lanes"], result["n_lanes"] > 1
+    lanes, several, reason = result["lanes"], result["n_lanes"] > 1, result["stop_reason"]
+    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
+    ending = f"largest {measure} of {result['n_lanes']} problems" if several else measure
+    ending = f"{'yes' if result['converged'] else 'no'}: {ending} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
+    ending += "" if reason == measure else f"; stopped by {_words(reason)}"
     settings = dict.fromkeys((lane["C"], lane["l1"]) for lane in lanes)
     sums = f", sum of {result['n_lanes']} problems" if several else ""
     support = []
@@ -171,13 +165,13 @@ def result_tables(result: Facts) -> list[Table]:
         left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
         support = [("weights not 0", f"{left:,} of {all_weights:,}{sums}")]
     rows = [
-        ("converged", _ending(result)),
+        ("converged", ending),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         ("objective", _no_nan(".10g")(result["primal_objective"]) + sums),
         *support,
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("memory", f"{format_size(result['peak_memory_bytes'])} at its peak"),
-        *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
+        *([] if reason == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
@@ -224,7 +218,7 @@ def score_table(search: Facts) -> Table:
     settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
     beside = [name for name in CRITERIA if name in scores[0].figures]
-    chosen, rows = _setting_names(settings), []
+    chosen, rows = ["C", "l1"] if any(of["l1"] for of in settings) else ["C"], []
     for of, setting in zip(scores, settings, strict=True):
         cells = [f"{setting[name]:g}" for name in chosen]
         for name in (scored_by, *beside):
@@ -235,11 +229,6 @@ def score_table(search: Facts) -> Table:
     header = [*chosen, *(f"mean {name}" for name in (scored_by, *beside))]
     header += [f"fold {number + 1}" for number in drawn]
     return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)
-
-
-def _setting_names(each: Sequence[Facts]) -> list[str]:
-    """Return C, and λ where one of `each` has one."""
-    return ["C", "l1"] if any(of["l1"] for of in each) else ["C"]
 
 
 def run_table(title: str, run: Facts) -> Table:
@@ -352,12 +341,6 @@ def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -
     return [(name, listed(texts))] if texts else []
 
 
-def _feature(weight: Facts) -> str:
-    """Name the feature of a weight: in quotes, or by its index where it has no name."""
-    name: str = weight["name"]
-    return name if name == f"feature {weight['index']}" else repr(name)
-
-
 def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
     """Show the largest weights of each class, as `weights` lists them."""
     tables = [Table(name, [("ordered by", listed_weights["ordered_by"])])]
@@ -368,7 +351,9 @@ def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
         title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0{intercept}"
         lines = [["feature", *columns.values()]]
         for weight in of["weights"]:
-            lines.append([_feature(weight), *(f"{weight[key]:.6g}" for key in columns if key in weight)])
+            name = weight["name"]
+            name = name if name == f"feature {weight['index']}" else repr(name)  # by its index without one
+            lines.append([name, *(f"{weight[key]:.6g}" for key in columns if key in weight)])
         header, *cells = (line[: len(lines[-1])] for line in lines)
         tables.append(Table(title, cells, header))
     return tables

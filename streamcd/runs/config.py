@@ -218,16 +218,3 @@ def same_dataset(config: RunConfig) -> Dataset:
             "make it with the same ones, or train again"
         )
     return dataset
-
-
-def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
-    """Refuse to resume a run on workers in one process, and vice versa."""
-    if on_workers == (config.rounds is None):
-        begun, way = (
-            ("in one process", "without workers")
-            if on_workers
-            else ("on workers", "with --scheduler ADDRESS or --workers N, N >= 1")
-        )
-        raise UsageError(
-            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
-        )

@@ -25,7 +25,6 @@ from .choices import settle
 from .config import (
     ResolvedRun,
     RunConfig,
-    check_workers,
     differs,
     is_begun,
     read_config,
@@ -214,7 +213,13 @@ def _go_on(
     listener = session.listener
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
-        check_workers(path, config, on_workers=bool(on_workers))
+        if bool(on_workers) == (config.rounds is None):
+            begun, way = "on workers", "with --scheduler ADDRESS or --workers N, N >= 1"
+            if on_workers:
+                begun, way = "in one process", "without workers"
+            raise UsageError(
+                f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
+            )
         config = change(config)
         session = replace(session, threads=Threads(config.threads))
         dataset = same_dataset(config)
