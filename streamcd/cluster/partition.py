@@ -86,9 +86,9 @@ class SumPartition:
         )
         if self._stream is None or self._stream.plan.resident != plan.resident:
             self.close()  # its memory is needed for the new one
-            problem, seed = self._problem, self.spec.seed
+            folds = self._problem.n_folds
             self._stream = Stream(
-                self.dataset, plan, self._layout, seed, n_folds=problem.n_folds, n_shards=room
+                self.dataset, plan, self._layout, self.spec.seed, n_folds=folds, n_shards=room
             )
             self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         self._own, lost = self._stream.restrict(np.array(shards))
@@ -220,7 +220,8 @@ class Partition(SumPartition):
             if self._problem.has_targets:
                 arena.target[:stop] = label
         pair, active = arena.alpha[start:stop], arena.active[start:stop]
-        move, alpha = Step(pair[:, width:], pair[:, :width], eta), np.empty((stop - start, width))
+        move = Step(pair[:, width:], pair[:, :width], eta)
+        alpha = np.empty((stop - start, width))
         kernels.apply_step(*self._rows_of(arena, start, stop), move, active, alpha)
         pair[:, :width], pair[:, width:] = alpha, alpha
         self._rows.save(chunk, [pair, active])
@@ -260,7 +261,8 @@ class Partition(SumPartition):
             pair, active = arena.alpha[start:stop], arena.active[start:stop]
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
-                change, sums = np.empty(width // self._n_lanes), new_direction(self._n_lanes)
+                change = np.empty(width // self._n_lanes)
+                sums = new_direction(self._n_lanes)
                 rows = self._rows_of(arena, start, stop)
                 kernels.add_direction(*rows, pair[:, width:], pair[:, :width], change, sums)
                 local.direction = add_directions(local.direction, sums)

@@ -470,7 +470,8 @@ def check_labels(loss: str, dataset: Dataset) -> None:
     """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
     from ..dataset.schema import MAX_CLASSES  # with arrays, which declarations do without
 
-    where, has_targets = dataset.path, LOSSES[loss].has_targets
+    where = dataset.path
+    has_targets = LOSSES[loss].has_targets
     if has_targets and not dataset.has_targets:
         raise UsageError(
             f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"

@@ -125,7 +125,8 @@ class WarmStart:
 
     def _saved(self, name: str) -> np.ndarray:
         """Read an array of all groups, one after the other."""
-        found, identity = [], checkpoint.read_identity(self.path)
+        found = []
+        identity = checkpoint.read_identity(self.path)
         for group in self.old.groups:
             state = self.path / group.directory / "state.npz"
             arrays = checkpoint.read_arrays(state, (name,), identity.part(group.directory))
@@ -145,7 +146,10 @@ class WarmStart:
 
     def _write_alpha(self, solver: Any, slots: SlotStore) -> None:
         """Write the dual variables of the old run's rows, all active; other rows are left to the solver."""
-        old, dataset, identity, stores = self.old, self.new.dataset, checkpoint.read_identity(self.path), []
+        old = self.old
+        dataset = self.new.dataset
+        identity = checkpoint.read_identity(self.path)
+        stores = []
         width, n_parts = self.problem.lane_vectors, 2 if self.problem.row_loss.kind == LOG_LOSS else 1
         for group, current in zip(old.groups, np.split(self._saved("slots"), len(old.groups)), strict=True):
             layout: Any = old.options.solver_memory(old.problem.subset(group.lanes), old.dataset).layout
@@ -174,7 +178,8 @@ class WarmStart:
 
     def _fill_weights(self, w: SourceRows) -> None:
         """Write the mean of the old lanes' w to `w`."""
-        rows, centre = self._saved_rows("w"), self.old.centre
+        rows = self._saved_rows("w")
+        centre = self.old.centre
         self._fill(w, rows if centre is None else centre.leave(rows, self.old.problem.bias), self._mean)
         w[-1] *= self._bias_factor
         if self.new.centre is not None:
@@ -195,7 +200,8 @@ class WarmStart:
     def _fill(self, w: SourceRows, blocks: Iterable[np.ndarray], matrix: np.ndarray) -> None:
         """Write combinations of old rows, in blocks, to those of the same features in `w`, whose last row is the bias's."""
         w.array[:] = 0.0
-        start, n_features = 0, self.old.dataset.n_features
+        start = 0
+        n_features = self.old.dataset.n_features
         for rows in blocks:
             n_rows = min(rows.shape[0], n_features - start)
             w[start : start + n_rows] = rows[:n_rows] @ matrix
