@@ -178,8 +178,8 @@ def test_a_kill_in_the_last_cleaning_up_leaves_a_whole_layout_and_no_obstacle(
 
     unlink, put = os.unlink, staging.put_directory
 
-    def put_and_patch(*given: Path) -> None:
-        put(*given)
+    def put_and_patch(*given: Path, force: bool) -> None:
+        put(*given, force=force)
         patched.setattr(os, "unlink", remove)
 
     with monkeypatch.context() as patched:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import lzma
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import command_line
 import forking
 import numpy as np
 import pytest
@@ -380,40 +378,20 @@ def test_an_interrupted_conversion_cleans_up(conversion_in_progress: Forked, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["text.libsvm"]
 
 
-def test_a_dataset_that_was_being_replaced_comes_back(text_file: Path, tmp_path: Path) -> None:
-    # killed between the two renames that put a new dataset in the place of an old one
-    old = convert(text_file, tmp_path / "data")
-    (tmp_path / ".data.partial").mkdir()
-    (tmp_path / ".data.partial" / "lock").write_bytes(staging._MARK)
-    os.rename(tmp_path / "data", tmp_path / ".data.partial" / "replaced")
-    (tmp_path / "bad").write_text("x\n")
-    with pytest.raises(DataError):
-        convert(tmp_path / "bad", tmp_path / "data", force=True)
-    assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
-
-
-def test_every_command_names_the_copy_of_a_dataset_that_was_set_aside_and_convert_restores_it(
-    text_file: Path, tmp_path: Path
+def test_a_dataset_is_replaced_only_where_two_directories_can_change_places(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two renames of `convert --force` all said "does not exist; convert SRC makes one"."""
-    old, work = convert(text_file, tmp_path / "data"), tmp_path / ".data.partial"
-    work.mkdir()
-    (work / "lock").write_bytes(staging._MARK)
-    os.rename(tmp_path / "data", work / "replaced")
-    data = tmp_path / "data"
-    advice = f"set aside what was there: .* restore it by 'mv {work}/replaced {data}'"
-    for command in (
-        ["info", data], ["verify", data], ["columns", data], ["train", data, tmp_path / "run"],
-        ["export", data, tmp_path / "text", "--format", "libsvm"], ["convert", data, tmp_path / "other"],
-        ["convert", text_file, tmp_path / "other", "--like", data],
-    ):  # fmt: skip
-        ended = command_line.run(*command)
-        assert ended.returncode == 2
-        assert re.search(advice, ended.stderr)
-    ended = command_line.run("convert", text_file, data)
-    assert ended.returncode == 2
-    assert "exists; name another place or replace it with --force" in ended.stderr
-    assert open_dataset(data).fingerprint == old.fingerprint
+    """It is tried before any work: after the work there would be two moves, and for a moment no dataset of that name."""
+
+    def refused(path: Path, other: Path) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    old = convert(text_file, tmp_path / "data")
+    monkeypatch.setattr(staging, "exchange", refused)
+    monkeypatch.setattr(staging, "put_directory", None)
+    with pytest.raises(UsageError, match=r"data: its file system replaces no .*; remove it first"):
+        convert(text_file, tmp_path / "data", force=True)
+    assert open_dataset(tmp_path / "data").fingerprint == old.fingerprint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", text_file.name]
 
 

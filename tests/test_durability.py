@@ -20,7 +20,7 @@ from small_datasets import multiclass, random_rows, windows_of, write_dataset
 import streamcd
 from streamcd.conversion import transpose
 from streamcd.core.errors import CheckpointError
-from streamcd.core.files import kept_by_copies, release_lock, restore_directory, take_lock
+from streamcd.core.files import kept_by_copies, release_lock, take_lock
 from streamcd.stream.slot_store import Identity, SlotStore
 from streamcd.training.checkpoint import Run
 from tools.faults.disk import Disk
@@ -132,15 +132,6 @@ def test_a_power_cut_takes_nothing_that_has_its_name(
     disk = Disk(tree_of(place))
     events = recorded(place, lambda: WRITERS[writer](place))
     assert any(event.kind in ("rename", "exchange") for event in events)
-    assert problems(disk, events) == []
-
-
-def test_a_directory_that_comes_back_comes_back_for_good(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    (place / "aside").mkdir(parents=True)
-    disk = Disk(tree_of(place))
-    events = recorded(place, lambda: restore_directory(place / "data", place / "aside"))
-    assert (place / "data").exists()
     assert problems(disk, events) == []
 
 

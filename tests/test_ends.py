@@ -275,7 +275,11 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         (name,) = wrong
         with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a number > 0"):
             streamcd.train(data, tmp_path / "third", **wrong)
-    for name, wrong in (("checkpoint_every", "1 fortnight"), ("max_seconds", "x"), ("worker_timeout", "soon")):
+    for name, wrong in (
+        ("checkpoint_every", "1 fortnight"),
+        ("max_seconds", "x"),
+        ("worker_timeout", "soon"),
+    ):
         with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a time such as 60s, 5m"):
             streamcd.train(data, tmp_path / "third", **{name: wrong})
     with pytest.raises(streamcd.StreamcdError, match="checkpoint_every: expected a time"):

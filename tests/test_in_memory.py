@@ -43,8 +43,8 @@ def options(loss: str, method: str, accelerated: bool) -> dict[str, Any]:
 def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -> tuple[Any, Any]:
     rule = {"tol": 1e-6, "max_passes": 20, "checkpoint_every": float("inf")}
     arrays = TrainOptions(**asked, **rule, in_memory=True, **more)
-    trained = train_in_memory(dataset, arrays, Session(Listener(), None))
-    return trained.result, trained.models[0]
+    result, models = train_in_memory(dataset, arrays, Session(Listener(), None))
+    return result, models[0]
 
 
 @pytest.mark.parametrize("method", ["dual", "primal"])
@@ -57,11 +57,11 @@ def test_windows_of_few_chunks_reach_the_optimum_of_one(method: str, monkeypatch
     plan = Plan(window_entries=cut.n_entries // 3, window_rows=cut.n_rows, resident=False)
     rule = {"tol": 1e-6, "max_passes": 2000, "checkpoint_every": float("inf")}
     arrays = TrainOptions(**asked, **rule, plan=plan, in_memory=True)
-    in_parts = train_in_memory(cut, arrays, Session(Listener(), None))
-    assert in_parts.result.converged
+    result, (in_parts,) = train_in_memory(cut, arrays, Session(Listener(), None))
+    assert result.converged
     arrays = replace(arrays, plan=None)
-    whole = train_in_memory(dataset_of(x, code), arrays, Session(Listener(), None))
-    assert np.allclose(in_parts.models[0].weights, whole.models[0].weights, atol=1e-2)
+    _, (whole,) = train_in_memory(dataset_of(x, code), arrays, Session(Listener(), None))
+    assert np.allclose(in_parts.weights, whole.weights, atol=1e-2)
 
 
 def test_a_run_in_memory_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from small_datasets import random_rows, write_dataset
 import streamcd
 from streamcd import Model, StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
-from streamcd.core import files
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError, in_words_of_caller
 from streamcd.core.files import (
     SEAL,
@@ -27,7 +26,6 @@ from streamcd.core.files import (
     exchange,
     put_directory,
     replacing,
-    restore_directory,
 )
 from streamcd.dataset.schema import COLUMN_LAYOUT, ROW_LAYOUT
 from streamcd.models.model_file import MODEL
@@ -196,7 +194,9 @@ def test_two_directories_change_places_in_one_step(tmp_path: Path, monkeypatch: 
         folder.mkdir()
         (folder / folder.name).touch()
     monkeypatch.delattr(os, "rename")
-    put_directory(new, path, tmp_path / "aside")
+    with pytest.raises(AttributeError, match="rename"):
+        put_directory(new, path, force=False)
+    put_directory(new, path, force=True)
     assert (os.listdir(path), os.listdir(new), sorted(os.listdir(tmp_path))) == (
         ["new"],
         ["data"],
@@ -204,22 +204,6 @@ def test_two_directories_change_places_in_one_step(tmp_path: Path, monkeypatch: 
     )
     with pytest.raises(FileNotFoundError, match="nothing"):
         exchange(tmp_path / "nothing", path)
-
-
-def test_a_directory_is_replaced_or_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "exchange", lambda *_: False)  # as where the system cannot
-    path, new, aside = tmp_path / "data", tmp_path / "new", tmp_path / "aside"
-    for folder in (path, new):
-        folder.mkdir()
-        (folder / folder.name).touch()
-    with pytest.raises(OSError, match="not empty"):
-        put_directory(new, path, None)
-    put_directory(new, path, aside)
-    assert (path / "new").exists()
-    path.rename(new)  # as if it had been killed between the two moves
-    restore_directory(path, aside)
-    assert (path / "data").exists()
-    restore_directory(path, aside)
 
 
 def test_a_column_layout_of_another_number_of_features_is_refused(tmp_path: Path) -> None:

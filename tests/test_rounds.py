@@ -19,14 +19,7 @@ from small_datasets import NAMED, multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import Dataset
 from streamcd.cluster.assignment import Assignment
-from streamcd.cluster.block_steps import (
-    add_slopes,
-    apply_step,
-    direction,
-    newton_step,
-    next_sigma_prime,
-    quadratic_step,
-)
+from streamcd.cluster.block_steps import new_direction, newton_step, next_sigma_prime, quadratic_step
 from streamcd.cluster.partition import open_same
 from streamcd.cluster.rounds import WorkersLost, WorkerSpec
 from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, UsageError
@@ -93,6 +86,15 @@ def log_slopes(base: np.ndarray, candidate: np.ndarray, eta: np.ndarray) -> np.n
     return sums
 
 
+def direction(
+    problem: Any, base: np.ndarray, candidate: np.ndarray, cost: np.ndarray, code: np.ndarray
+) -> np.ndarray:
+    sums, change = new_direction(problem.n_lanes), np.empty(base.shape[1] // problem.n_lanes)
+    y = problem.row_labels(code, None)
+    kernels.add_direction(problem.row_loss, y, code, cost, base, candidate, change, sums)
+    return sums
+
+
 def row_objective(problem: Any, alpha: np.ndarray, cost: np.ndarray, code: np.ndarray) -> np.ndarray:
     """Rows' part of f, per lane."""
     if problem.loss == "crammer_singer":
@@ -117,7 +119,9 @@ def test_sums_of_a_direction_are_derivatives_of_the_dual(loss: str, classes: Dat
     h = 1e-3
     if loss in ENTROPIC:
         found = np.zeros((problem.n_lanes, 3))
-        add_slopes(problem, base, candidate, np.full(problem.n_lanes, 0.5), found)
+        change = np.empty(base.shape[1] // problem.n_lanes)
+        half = np.full(problem.n_lanes, 0.5)
+        kernels.add_slopes(problem.row_loss, base, candidate, half, change, found)
         np.testing.assert_allclose(found[:, 0], (along(0.5 + h) - along(0.5 - h)) / (2 * h), rtol=1e-4)
         second = (along(0.5 + h) - 2 * along(0.5) + along(0.5 - h)) / h**2
         np.testing.assert_allclose(found[:, 1], second, rtol=1e-3)
@@ -211,11 +215,13 @@ def test_a_step_wakes_rows_that_it_leaves_off_their_bounds(data: Dataset) -> Non
     code, cost = np.array([0, 1, 1]), np.full((3, 1), 0.7)
     base, candidate = np.array([[0.7], [0.2], [0.0]]), np.array([[0.0], [0.0], [0.0]])
     active = np.zeros((3, 1), dtype=np.uint8)
-    point = apply_step(problem, Step(base, candidate, np.array([0.5])), active, cost, code)
+    point, y = np.empty(base.shape), problem.row_labels(code, None)
+    half, whole = (Step(base, candidate, np.array([eta])) for eta in (0.5, 1.0))
+    kernels.apply_step(problem.row_loss, y, code, cost, half, active, point)
     np.testing.assert_allclose(point, [[0.35], [0.1], [0.0]])
     assert active[:, 0].tolist() == [1, 1, 0]
-    whole = Step(base, candidate, np.array([1.0]))
-    assert (apply_step(problem, whole, active, cost, code) == candidate).all()
+    kernels.apply_step(problem.row_loss, y, code, cost, whole, active, point)
+    assert (point == candidate).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

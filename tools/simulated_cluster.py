@@ -18,7 +18,7 @@ import numpy as np
 
 from streamcd.cluster.assignment import make_assignment
 from streamcd.cluster.partition import make_part, makes_sums, open_same
-from streamcd.cluster.rounds import Engine, HomeRows, Response, RoundRequest, WorkerSpec
+from streamcd.cluster.rounds import HomeRows, Response, RoundRequest, WorkerSpec
 
 
 class SerialEngine:
@@ -69,6 +69,6 @@ class Simulation:
 
     n_workers: int
 
-    def make_engine(self, spec: WorkerSpec, home: HomeRows) -> Engine:
+    def make_engine(self, spec: WorkerSpec, home: HomeRows) -> SerialEngine:
         """Make the engine of a training."""
         return SerialEngine(spec, home, self.n_workers)

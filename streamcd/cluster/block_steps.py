@@ -36,9 +36,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..core.errors import EnvironmentFailure
-from ..kernels import rounds as kernels
-from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES
-from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE, Step
+from ..kernels.loss_table import CLASSES, LOG_LOSS
+from ..kernels.rounds import CURVATURE, DUAL_CHANGE, LINEAR, LONGEST, MAGNITUDE, QUADRATIC, SLOPE
 from ..solvers.problem import Problem
 
 _ROUNDING = 1e-9  # a slope below this share of the magnitudes summed has no reliable sign
@@ -48,62 +47,11 @@ _MAX_EVALUATIONS = 30
 _EXCEEDED = 1.05  # times sigma': a quotient above it is no rounding
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rows along the step. base, candidate: (rows, alpha_width) as in the kernels; cost: (rows, lanes)
-
-
 def new_direction(n_lanes: int) -> np.ndarray:
-    """Return the sums before the first row."""
+    """Return the sums of `kernels.rounds.add_direction`, shape (lanes, 5), before the first row."""
     sums = np.zeros((n_lanes, 5))
     sums[:, LONGEST] = np.inf
     return sums
-
-
-def direction(
-    problem: Problem,
-    base: np.ndarray,
-    candidate: np.ndarray,
-    cost: np.ndarray,
-    code: np.ndarray,
-    target: np.ndarray | None = None,
-) -> np.ndarray:
-    """Sum the terms of the step over rows, shape (lanes, 5), see `kernels.rounds`; `APART` is left 0.
-
-    `target` is that of rows that have one.
-    """
-    sums, y = new_direction(problem.n_lanes), problem.row_labels(code, target)
-    kernels.add_direction(problem.row_loss, y, code, cost, base, candidate, _change(problem, base), sums)
-    return sums
-
-
-def apply_step(
-    problem: Problem,
-    step: Step,
-    active: np.ndarray,
-    cost: np.ndarray,
-    code: np.ndarray,
-    target: np.ndarray | None = None,
-) -> np.ndarray:
-    """Compute the dual variables after a step; changes `active`, see `kernels.rounds`."""
-    point, y = np.empty(step.base.shape), problem.row_labels(code, target)
-    kernels.apply_step(problem.row_loss, y, code, cost, step, active, point)
-    return point
-
-
-def add_slopes(
-    problem: Problem, base: np.ndarray, candidate: np.ndarray, eta: np.ndarray, sums: np.ndarray
-) -> None:
-    """Add the terms of `newton_step` at a step to `sums`, shape (lanes, 3), see `kernels.rounds.add_slopes`."""
-    kernels.add_slopes(problem.row_loss, base, candidate, eta, _change(problem, base), sums)
-
-
-def _change(problem: Problem, base: np.ndarray) -> np.ndarray:
-    return np.empty(base.shape[1] // problem.n_lanes)
-
-
-def has_entropy(problem: Problem) -> bool:
-    """Tell whether the dual has terms ``a log a``, as that of a loss of probabilities; else it is quadratic along a step."""
-    return LOSSES[problem.loss].probabilities
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,8 +65,8 @@ def quadratic_step(
 
     Where epsilon is not 0 the sums are those of a quadratic that bounds the dual (`kernels.rounds.add_direction`).
 
-    `product` and `squared` are ``w·Δw`` and ``‖Δw‖²`` per lane, `sums` as in `direction`. A direction that does not descend
-    is an error.
+    `product` and `squared` are ``w·Δw`` and ``‖Δw‖²`` per lane, `sums` those of `kernels.rounds.add_direction`. A direction
+    that does not descend is an error.
     """
     slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
     eta = np.ones(slope.size)

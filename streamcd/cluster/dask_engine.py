@@ -44,11 +44,14 @@ _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0  # between queries of the scheduler's list of workers
 _ANSWER_SECONDS = 30.0  # for the scheduler to answer
+_ADDRESS = r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)"
 _MORE_SHARDS = "converting with a smaller --shard-size makes more, as many as there are chunks (--chunk-size)"
 
 
 class DaskEngine:
-    """Engine that carries out rounds on the workers of a dask client, which may come and go; see `rounds.Engine`.
+    """Engine that carries out rounds on the workers of a dask client, which may come and go.
+
+    Each of `round`, `slopes` and `collect` raises `WorkersLost` at the loss of a worker.
 
     `timeout` limits, in seconds, the time a worker may take to respond, and the time without any worker.
     """
@@ -94,11 +97,9 @@ class DaskEngine:
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum `Partition.slopes` over the workers."""
-        arguments = {name: (request, eta) for name in self._shards}
+        arguments = {name: ("slopes", request, eta) for name in self._shards}
         with self._losses():
-            total: np.ndarray = self._sum(
-                dask_worker.slopes, arguments, lambda n_entries: None, request.token
-            )
+            total: np.ndarray = self._sum(dask_worker.call_part, arguments, lambda _: None, request.token)
         return total
 
     def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
@@ -108,9 +109,8 @@ class DaskEngine:
 
         def ask(name: str) -> None:
             for chunks in itertools.islice(batches[name], 1):
-                asked.append(
-                    (name, self._on(name, dask_worker.step, self._seats[name], request, eta, chunks))
-                )
+                step = dask_worker.call_part, self._seats[name], "step", request, eta, chunks
+                asked.append((name, self._on(name, *step)))
 
         with self._losses():
             for name in batches:
@@ -139,8 +139,8 @@ class DaskEngine:
                 (rows,) = self._within(
                     self.timeout, self.client.scatter, [self.home.load(chunks)], workers=[name], hash=False
                 )
-                done = self._on(name, dask_worker.receive, self._seats[name], request.committed, rows)
-                self._within(self.timeout, self.client.gather, done)
+                receive = dask_worker.call_part, self._seats[name], "receive", request.committed, rows
+                self._within(self.timeout, self.client.gather, self._on(name, *receive))
 
     def _on(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Submit a task pinned to one worker."""
@@ -347,7 +347,12 @@ def open_client(
         if scheduler is None:
             target: Any = stack.enter_context(_local_cluster(workers, folder))
         else:
-            target = _checked_address(scheduler)
+            # given a bad one, dask reports the error and then never returns
+            if not re.fullmatch(_ADDRESS, scheduler):
+                raise UsageError(
+                    f"expected the address of a dask scheduler such as tcp://host:8786, found {scheduler!r}"
+                )
+            target = scheduler
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
@@ -390,7 +395,7 @@ def _local_cluster(workers: int, folder: Path | None) -> Iterator[Any]:
         try:
             with dask.config.set(settings):
                 get_mp_context().set_forkserver_preload(["distributed", dask_worker.__name__])
-                with _start_reported(workers):
+                try:
                     cluster: Any = LocalCluster(
                         n_workers=workers,
                         threads_per_worker=1,
@@ -402,31 +407,16 @@ def _local_cluster(workers: int, folder: Path | None) -> Iterator[Any]:
                         silence_logs=logging.CRITICAL,
                         local_directory=None if folder is None else str(folder),
                     )
+                except Exception as error:  # of many kinds, where a process died while it started
+                    raise EnvironmentFailure(
+                        f"{workers} worker processes of this machine could not be started ({_reason(error)}); the system "
+                        "may have ended one for lack of memory: give a smaller --memory or fewer --workers, or go on with "
+                        "'streamcd resume RUN --workers N'; a script has to ask for workers under "
+                        "'if __name__ == \"__main__\":'"
+                    ) from None
             stack.enter_context(cluster)
             for service in cluster.scheduler.services.values():
                 cluster.loop.add_callback(service.stop)  # the web server, which is not needed
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield cluster
-
-
-@contextlib.contextmanager
-def _start_reported(workers: int) -> Iterator[None]:
-    """Turn the errors of many kinds that dask raises where a process died while it started into one line."""
-    try:
-        yield
-    except Exception as error:
-        raise EnvironmentFailure(
-            f"{workers} worker processes of this machine could not be started ({type(error).__name__}: {error}); the system "
-            "may have ended one for lack of memory: give a smaller --memory or fewer --workers, or go on with "
-            "'streamcd resume RUN --workers N'; a script has to ask for workers under 'if __name__ == \"__main__\":'"
-        ) from None
-
-
-def _checked_address(address: str) -> str:
-    """Check an address: given a bad one, dask reports the error and then never returns."""
-    if not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?(\[[^\]]+\]|[^\s:/]+)(:[0-9]{1,5}|/\S+)", address):
-        raise UsageError(
-            f"expected the address of a dask scheduler such as tcp://host:8786, found {address!r}"
-        )
-    return address

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from .._version import __version__
 from ..core.errors import UsageError
 from ..core.memory_budget import format_size
 from .memory import WORKER_BYTES
-from .partition import Partition, SumPartition, make_part, open_same
-from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec
+from .partition import SumPartition, make_part, open_same
+from .rounds import Response, RoundRequest, WorkersLost, WorkerSpec
 
 _REPORT_SECONDS = 0.2  # between a worker's reports of progress
 
@@ -70,14 +70,10 @@ def open_seat(version: str, spec: bytes) -> Seat:
         raise UsageError(f"it has streamcd {__version__}, the coordinating process {version}")
     given = pickle.loads(spec)
     open_same(given).close()
-    _check_memory(given.memory + WORKER_BYTES)
-    return Seat(given)
-
-
-def _check_memory(budget: int) -> None:
-    """Compare the budget with dask's memory limit, near which it gives up results, pauses and then kills a worker."""
+    # near its own limit dask gives up results, pauses and then kills a worker
     from distributed import get_worker
 
+    budget = given.memory + WORKER_BYTES
     memory = getattr(get_worker(), "memory_manager", None)
     limit, share = (
         getattr(memory, "memory_limit", None),
@@ -88,6 +84,7 @@ def _check_memory(budget: int) -> None:
             f"dask limits it to {format_size(limit)} and empties it at {100 * share:.0f} % of that, --memory is "
             f"{format_size(budget)}; start it with 'dask worker --memory-limit 0', or give a smaller --memory"
         )
+    return Seat(given)
 
 
 def run_round(seat: Seat, shards: list[int], request: RoundRequest, w: np.ndarray, topic: str) -> Response:
@@ -126,21 +123,7 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
     return report
 
 
-def slopes(seat: Seat, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-    """Return `Partition.slopes` after `run_round`."""
+def call_part(seat: Seat, method: str, *arguments: Any) -> Any:
+    """Call `receive` of a worker's part before `run_round`, or `slopes` and `step` after it."""
     with seat.taken() as part:
-        found: np.ndarray = part.slopes(request, eta)
-        return found
-
-
-def step(seat: Seat, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
-    """Make `Partition.step` after `run_round`."""
-    with seat.taken() as part:
-        assert isinstance(part, Partition)
-        return part.step(request, eta, chunks)
-
-
-def receive(seat: Seat, committed: str, rows: Sequence[ChunkRows]) -> None:
-    """Take the state of chunks with which a round begins."""
-    with seat.taken() as part:
-        part.receive(committed, rows)
+        return getattr(part, method)(*arguments)

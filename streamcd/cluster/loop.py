@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import EnvironmentFailure
-from ..kernels.loss_table import CLASSES
+from ..kernels.loss_table import CLASSES, LOSSES
 from ..kernels.primitives import Total
 from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.protocol import CERTIFY, START, TRAIN
@@ -25,14 +25,13 @@ from ..stream.arenas import RowLayout
 from ..training.checkpoint import Run
 from ..training.loop import Session, Task, TrainingLoop
 from .block_steps import (
-    has_entropy,
     lane_columns,
     lane_products,
     newton_step,
     next_sigma_prime,
     quadratic_step,
 )
-from .rounds import Engine, HomeRows, Response, RoundRequest, WorkersLost, WorkerSpec
+from .rounds import HomeRows, Response, RoundRequest, WorkersLost, WorkerSpec
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 _QUICK_PASS = 1 << 25
@@ -42,8 +41,8 @@ _QUICK_PASS = 1 << 25
 class RoundLoop(TrainingLoop):
     """Training on workers of a client, round after round; every round is a checkpoint.
 
-    `method` and `kappa` are the method and acceleration of `registry.make_solver`. `memory` is each worker's, in bytes. A
-    worker that does not respond for `worker_timeout` seconds loses its shards to others.
+    A worker, which `spec` describes the run to, loses its shards to others if it does not respond for `worker_timeout`
+    seconds.
     """
 
     passes_are_local = True
@@ -52,55 +51,33 @@ class RoundLoop(TrainingLoop):
     """Reads of a worker in a round that trains."""
 
     def __init__(
-        self,
-        directory: Run,
-        task: Task,
-        session: Session,
-        method: str,
-        kappa: float | str,
-        memory: int,
-        worker_timeout: float,
+        self, directory: Run, task: Task, session: Session, spec: WorkerSpec, worker_timeout: float
     ) -> None:
         super().__init__(directory, task, session)
-        self.client, self.worker_timeout, dataset = session.client, worker_timeout, task.dataset
-        self.spec = WorkerSpec(
-            dataset=str(dataset.path.resolve()),
-            fingerprint=dataset.fingerprint,
-            problem=task.problem,
-            method=method,
-            seed=task.seed,
-            memory=memory,
-            identity=directory.identity,
-            acceleration=kappa,
-            cache=dataset.cache,
-        )
+        self.client, self.spec, self.worker_timeout = session.client, spec, worker_timeout
         n_lanes = task.problem.n_lanes
         self.state.lanes["sigma_prime"] = np.ones(n_lanes)
         # numbers of the round and of the assignment of shards, the same for all lanes
         self.state.lanes |= {name: np.zeros(n_lanes, dtype=np.int64) for name in ("round", "assigned")}
         self.solver: Any = task.solver  # a `RowSolver`, or `NewtonSolver`
-        self.engine: Engine | None = None
+        self.engine: Any = None  # a `DaskEngine`, or a simulation of one
         self.bytes_read, self.committed = 0, _new_name()
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        self.engine = self._make_engine()
-        while self._has_open_lanes():
-            self._stop_if_requested()
-            self._round(self.engine)
-
-    def _make_engine(self) -> Engine:
         task, layout = self.task, self.task.solver.layout
         assert isinstance(layout, RowLayout)
         home = HomeRows(self.slots, task.dataset, layout)
         if make := getattr(self.client, "make_engine", None):  # of a client that is not dask's
-            engine: Engine = make(self.spec, home)
-            return engine
-        from .dask_engine import DaskEngine
+            self.engine = make(self.spec, home)
+        else:
+            from .dask_engine import DaskEngine
 
-        return DaskEngine(
-            self.client, self.spec, task.dataset, home, self.listener, self.worker_timeout, task.run
-        )
+            given = self.spec, task.dataset, home, self.listener, self.worker_timeout, task.run
+            self.engine = DaskEngine(self.client, *given)
+        while self._has_open_lanes():
+            self._stop_if_requested()
+            self._round()
 
     def _close(self) -> None:
         if self.engine is not None:
@@ -110,7 +87,7 @@ class RoundLoop(TrainingLoop):
     def round(self) -> int:
         return int(self.state.lanes["round"].max())
 
-    def _round(self, engine: Engine) -> None:
+    def _round(self) -> None:
         """Carry out one round, up to its commit; start it again where workers are lost on the way."""
         started, attempts = time.monotonic(), 0
         self._prepare()
@@ -118,9 +95,9 @@ class RoundLoop(TrainingLoop):
             attempts += 1
             request = self._request()
             try:
-                result = engine.round(request, self._weights(), self._progress(request))
+                result = self.engine.round(request, self._weights(), self._progress(request))
                 worked = time.monotonic()
-                step = self._step(engine, request, result)
+                step = self._step(request, result)
                 break
             except WorkersLost as loss:
                 self.slots.roll_back()
@@ -177,7 +154,7 @@ class RoundLoop(TrainingLoop):
             assigned=int(lanes["assigned"].max()) + training,
         )
 
-    def _step(self, engine: Engine, request: RoundRequest, result: Response) -> Any:
+    def _step(self, request: RoundRequest, result: Response) -> Any:
         """Choose how far the round goes, and bring the dual variables home, which takes the workers again."""
 
     @abstractmethod
@@ -237,9 +214,7 @@ class DualRounds(RoundLoop):
         if self.solver.acceleration:
             self.solver.acceleration.begin_pass(self.state, self.state.phase(TRAIN), self.solver.threads)
 
-    def _step(
-        self, engine: Engine, request: RoundRequest, result: Response
-    ) -> tuple[np.ndarray, np.ndarray, int]:
+    def _step(self, request: RoundRequest, result: Response) -> tuple[np.ndarray, np.ndarray, int]:
         """Choose every lane's step along the joint direction; 1 for lanes that did not train.
 
         Also returns the change of the rows' terms of the dual, and the number of times that workers were asked for slopes.
@@ -264,13 +239,13 @@ class DualRounds(RoundLoop):
         product, squared = mu * product, mu * squared
         sums[:, MAGNITUDE] += mu * size
         n_evaluations = 0
-        if has_entropy(problem):
-            slopes = partial(engine.slopes, request)
+        if LOSSES[problem.loss].probabilities:  # terms `a log a`
+            slopes = partial(self.engine.slopes, request)
             eta, dual_change, n_evaluations = newton_step(product, squared, sums, n_workers, slopes)
         else:  # the dual is quadratic along the step
             eta = quadratic_step(product, squared, sums, n_workers)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
-        engine.collect(request, eta)
+        self.engine.collect(request, eta)
         state.lanes["sigma_prime"][trained] = following[trained]
         return eta, dual_change, n_evaluations
 

@@ -17,20 +17,18 @@ import numpy as np
 
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
+from ..kernels import rounds as kernels
 from ..kernels.primitives import Total
 from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
 from ..solvers.registry import find_solver, make_solver
 from ..stream.arenas import RowArena, Window, class_codes
-from ..stream.memory_plan import Plan, make_plan, plan_shards
+from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import NO_SLOT, chunk_slots
 from ..stream.stream import Stream
 from .block_steps import (
-    add_slopes,
     alpha_columns,
-    apply_step,
-    direction,
     lane_columns,
     lane_products,
     new_direction,
@@ -88,17 +86,14 @@ class SumPartition:
         )
         if self._stream is None or self._stream.plan.resident != plan.resident:
             self.close()  # its memory is needed for the new one
-            self._stream = self._open_stream(plan, room)
+            folds = self._problem.n_folds
+            self._stream = Stream(
+                self.dataset, plan, self._layout, self.spec.seed, n_folds=folds, n_shards=room
+            )
+            self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
         self._own, lost = self._stream.restrict(np.array(shards))
         self._forget(lost)
         return self._stream
-
-    def _open_stream(self, plan: Plan, room: int) -> Stream:
-        stream = Stream(
-            self.dataset, plan, self._layout, self.spec.seed, n_folds=self._problem.n_folds, n_shards=room
-        )
-        self._order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
-        return stream
 
     def _forget(self, chunks: np.ndarray) -> None:
         """Forget the rows of chunks that lost their place in memory."""
@@ -202,13 +197,14 @@ class Partition(SumPartition):
             raise WorkersLost("a worker had lost the dual variables of its shards")
 
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum the terms of `block_steps.add_slopes` over the rows at a step, after `run`."""
+        """Sum the terms of `kernels.rounds.add_slopes` over the rows at a step, after `run`."""
         self._require(request.token, self._own.tolist())
         total, width = np.zeros((self._n_lanes, 3)), self._width
         for chunk in self._own.tolist():
             arena, start, stop = self._find(chunk)
             pair = arena.alpha[start:stop]
-            add_slopes(self._problem, pair[:, width:], pair[:, :width], eta, total)
+            change = np.empty(width // self._n_lanes)
+            kernels.add_slopes(self._problem.row_loss, pair[:, width:], pair[:, :width], eta, change, total)
         return total
 
     def step(self, request: RoundRequest, eta: np.ndarray, chunks: Sequence[int]) -> list[ChunkRows]:
@@ -224,8 +220,9 @@ class Partition(SumPartition):
             if self._problem.has_targets:
                 arena.target[:stop] = label
         pair, active = arena.alpha[start:stop], arena.active[start:stop]
-        move, rows = Step(pair[:, width:], pair[:, :width], eta), self._row_costs(arena, start, stop)
-        alpha = apply_step(self._problem, move, active, *rows)
+        move = Step(pair[:, width:], pair[:, :width], eta)
+        alpha = np.empty((stop - start, width))
+        kernels.apply_step(*self._rows_of(arena, start, stop), move, active, alpha)
         pair[:, :width], pair[:, width:] = alpha, alpha
         self._rows.save(chunk, [pair, active])
         return ChunkRows(chunk, alpha, np.array(active))
@@ -264,8 +261,10 @@ class Partition(SumPartition):
             pair, active = arena.alpha[start:stop], arena.active[start:stop]
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
-                rows = self._row_costs(arena, start, stop)
-                sums = direction(problem, pair[:, width:], pair[:, :width], *rows)
+                change = np.empty(width // self._n_lanes)
+                sums = new_direction(self._n_lanes)
+                rows = self._rows_of(arena, start, stop)
+                kernels.add_direction(*rows, pair[:, width:], pair[:, :width], change, sums)
                 local.direction = add_directions(local.direction, sums)
             if not self._is_resident:
                 self._rows.save(chunk, [pair, active])
@@ -275,11 +274,11 @@ class Partition(SumPartition):
         assert self._stream is not None
         return self._stream.plan.resident
 
-    def _row_costs(self, arena: RowArena, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Return costs, classes and targets of rows."""
-        code, cost_of = arena.code[start:stop], self._problem.row_costs
-        cost = cost_of(code, arena.weight[start:stop], arena.fold[start:stop])
-        return cost, code, arena.target[start:stop]
+    def _rows_of(self, arena: RowArena, start: int, stop: int) -> tuple[Any, ...]:
+        """Return what kernels take of rows: the loss, labels, classes and costs."""
+        code, problem = arena.code[start:stop], self._problem
+        cost = problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
+        return problem.row_loss, problem.row_labels(code, arena.target[start:stop]), code, cost
 
     # -- passes -------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,19 +142,3 @@ class HomeRows:
 
 class WorkersLost(Exception):
     """Loss of a worker during a round."""
-
-
-class Engine(Protocol):
-    """Executor of the rounds of a training: dask's workers, or a simulation of them. Each raises `WorkersLost` at a loss."""
-
-    def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
-        """Have every worker do its part, and add their responses."""
-
-    def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
-        """Sum `Partition.slopes` over the workers of the last round."""
-
-    def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
-        """Bring the dual variables after a step home, `Partition.step`."""
-
-    def close(self) -> None:
-        """Release the resources held for this run."""

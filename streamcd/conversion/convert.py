@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError, refuse
-from ..core.files import describe_set_aside
 from ..core.options import takes
 from ..core.parallel import Pool, memory_per_worker
 from ..core.staging import check_place, dataset_workplace
@@ -122,7 +121,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
 def load_like(path: Location) -> Like:
     """Read what is taken over of a dataset, run or model."""
     if isinstance(path, Path) and not path.exists():
-        raise UsageError(f"--like {path} does not exist{describe_set_aside(path)}")
+        raise UsageError(f"--like {path} does not exist")
     if (path / "manifest.json").exists():
         found: Any = open_dataset(path)
         scaling, encoding, indices = found.read_scaling(), encoding_of(found), indices_of(found)

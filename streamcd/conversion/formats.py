@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.errors import DataError, UsageError, counted, first_of, refuse
-from ..core.files import describe_other_kind, describe_set_aside, kind_of_directory
+from ..core.files import describe_other_kind, kind_of_directory
 from ..core.storage import Location, Url, is_url, location
 from .byte_sources import delimiter_of, is_compressed, read_head
 from .options import TableOptions
@@ -98,8 +98,7 @@ def _expand(source: str, files: Files) -> None:
     elif path.exists():
         listed = [root]
     elif not glob.has_magic(root):
-        aside = describe_set_aside(path) or "; check the name"
-        raise UsageError(f"no such file or directory: {source}{aside}")
+        raise UsageError(f"no such file or directory: {source}; check the name")
     else:
         # a pattern of pathlib's does not follow symbolic links, which may lead back
         pattern = str(path / "*" if path.name == "**" else path)

@@ -8,14 +8,12 @@ no worker writes there any more.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import reprlib
-import shlex
 import shutil
 import tempfile
 import time
@@ -38,8 +36,6 @@ from .storage import Location, Url
 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
-SET_ASIDE = "replaced"
-"""Name, in a directory for work, of what is being replaced where two directories cannot change places in one step."""
 
 
 def sync(*paths: Path) -> None:
@@ -151,48 +147,21 @@ def make_directory(path: Path) -> None:
         sync(path.parent)
 
 
-def put_directory(new: Path, path: Path, replaced: Path | None) -> None:
-    """Move a complete directory to `path`; an existing one is an error if `replaced` is None.
-
-    Otherwise it is replaced in one step where the system can, and then is at `new`; elsewhere it first moves to `replaced`.
-    """
-    if replaced is None or not path.exists():
-        os.rename(new, path)
-    elif not exchange(new, path):
-        os.rename(path, replaced)
+def put_directory(new: Path, path: Path, *, force: bool) -> None:
+    """Move a complete directory to `path`; with `force` an existing one is replaced in one step, and then is at `new`."""
+    if force and path.exists():
+        exchange(new, path)
+    else:
         os.rename(new, path)
     sync(path.parent)
 
 
-def exchange(path: Path, other: Path) -> bool:
-    """Let two directories change places in one step; returns False where the system or the file system cannot."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
-
-
-def restore_directory(path: Path, replaced: Path) -> None:
-    """Undo a `put_directory` that was interrupted between its two moves."""
-    if replaced.exists() and not path.exists():
-        os.rename(replaced, path)
-        sync(path.parent)
-
-
-def describe_set_aside(path: Path) -> str:
-    """Tell where an interrupted `put_directory` has set aside what was at `path`, and what to do; empty if it has not."""
-    aside = work_directory(path) / SET_ASIDE
-    if os.path.lexists(path) or not aside.is_dir():
-        return ""
-    return (
-        f"; an interrupted call has set aside what was there: repeat that call, which goes on from it, or restore it by "
-        f"'mv {shlex.quote(str(aside))} {shlex.quote(str(path))}'"
-    )
+def exchange(path: Path, other: Path) -> None:
+    """Let two directories change places in one step, which some file systems cannot."""
+    call = ctypes.CDLL(None, use_errno=True).renameat2
+    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -356,7 +325,7 @@ def _is_of_a_living_process(descriptor: int) -> bool:
     lines = Path("/proc/locks").read_text(encoding="ascii")
     # "1: FLOCK  ADVISORY  WRITE 4242 08:01:1234567 0 EOF", in its own namespace of processes
     owners = re.findall(rf"FLOCK +\w+ +\w+ (\d+) \w+:\w+:{number} ", lines)
-    return any(os.path.exists(f"/proc/{owner}") for owner in owners)
+    return not lines or any(os.path.exists(f"/proc/{owner}") for owner in owners)
 
 
 def release_lock(descriptor: int) -> None:

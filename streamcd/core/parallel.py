@@ -261,7 +261,12 @@ class Pool:
         with kept_by_copies(), warnings.catch_warnings():
             # Python 3.12 and later warn of threads, including those of libraries
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            for share in _processor_shares(self.n_workers):
+            # Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead
+            # thread about a hundred times a second, and the scheduler tends to keep such threads on one processor.
+            cores = sorted(os.sched_getaffinity(0))
+            ends = [len(cores) * number // self.n_workers for number in range(self.n_workers + 1)]
+            for start, stop in itertools.pairwise(ends):
+                share = cores[start:stop] if self.n_workers <= len(cores) else []
                 ours, theirs = multiprocessing.Pipe()
                 self._workers[ours] = context.Process(
                     target=_serve, args=(theirs, module, share, HeldLocks()), daemon=True
@@ -349,20 +354,6 @@ class Pool:
             if code == -signal.SIGKILL:
                 how += ", perhaps for lack of memory: give a smaller --memory or fewer --workers"
             raise EnvironmentFailure(f"one of {self.n_workers} worker processes {how}") from None
-
-
-def _processor_shares(n_workers: int) -> list[list[int]]:
-    """Divide the processors among workers, neighbours together; empty shares if there are more workers than processors.
-
-    Left to itself, Linux let two workers take turns on one processor for seconds on end: each wakes its read-ahead thread
-    about a hundred times a second, and the scheduler tends to keep such threads on one processor.
-    """
-    processors = sorted(os.sched_getaffinity(0))
-    ends = [len(processors) * number // n_workers for number in range(n_workers + 1)]
-    return [
-        processors[start:stop] if n_workers <= len(processors) else []
-        for start, stop in itertools.pairwise(ends)
-    ]
 
 
 def _serve(tasks: Connection, module: str, processors: Sequence[int], _: HeldLocks) -> None:

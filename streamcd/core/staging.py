@@ -13,10 +13,9 @@ from pathlib import Path
 
 from .errors import EnvironmentFailure, LockError, UsageError
 from .files import (
-    SET_ASIDE,
+    exchange,
     put_directory,
     release_lock,
-    restore_directory,
     sync,
     take_lock,
     work_directory,
@@ -63,11 +62,24 @@ def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
     dest, work = dest.absolute(), work_directory(dest)
     try:
         with _locked(work):
-            restore_directory(dest, work / SET_ASIDE)
             _remove_entries(work)
             try:
+                if force and dest.exists():  # tried before any work, on two empty directories
+                    folders = work / "dataset", work / "replaced"
+                    for folder in folders:
+                        folder.mkdir()
+                    try:
+                        exchange(*folders)
+                    except OSError as error:
+                        if error.errno != errno.EINVAL:
+                            raise
+                        message = (
+                            f"{dest}: its file system replaces no directory in one step; remove it first"
+                        )
+                        raise UsageError(message) from None
+                    _remove_entries(work)
                 yield work
-                put_directory(work / "dataset", dest, work / SET_ASIDE if force else None)
+                put_directory(work / "dataset", dest, force=force)
             finally:
                 remove_work(work)
     except OSError as error:
@@ -81,14 +93,13 @@ def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
 
 
 def clear_interrupted(dest: Path) -> None:
-    """Restore what an interrupted conversion has set aside, and remove the rest, unless one works there now."""
+    """Remove what an interrupted conversion has left, unless one works there now."""
     work = work_directory(dest)
     if os.path.lexists(work):
         with (
             suppress(UsageError, EnvironmentFailure),
             _locked(work),
         ):  # these are told once there is work to do
-            restore_directory(dest, work / SET_ASIDE)
             remove_work(work)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
-from ..core.files import describe_other_kind, describe_set_aside, read_metadata
+from ..core.files import describe_other_kind, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
 from ..core.storage import Location, is_url, local_path, location
@@ -434,8 +434,6 @@ def _describe_absence(path: Location) -> str:
     if other := describe_other_kind(path, "a dataset"):
         return other
     found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
-    if isinstance(path, Path) and (aside := describe_set_aside(path)):
-        return f"{path} {found}{aside}"
     source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
     return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
 

@@ -217,8 +217,8 @@ class LinearModel(BaseEstimator):
         options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
         with listening(listener) as heard:
             session = Session(heard, None, threads=Threads(self._n_threads() or 1))
-            training = train_in_memory(dataset, options, session)
-        return training.result, training.models[0]
+            result, models = train_in_memory(dataset, options, session)
+        return result, models[0]
 
     def _train_in_directory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
         """Train in a directory named by a digest of data and options; resume or reuse the run of an earlier fit there.

@@ -33,7 +33,7 @@ def listed(value: Any) -> str:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return name.removeprefix("n_").replace("_", " ")
 
 
 def _rows(facts: Facts, **forms: str | Callable[[Any], str]) -> list[tuple[str, str]]:
@@ -151,19 +151,13 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 # Trainings
 
 
-def _ending(result: Facts) -> str:
-    """Tell whether a training converged, and why: what was measured, and what was wanted."""
-    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
-    largest = f"largest {measure} of {result['n_lanes']} problems" if result["n_lanes"] > 1 else measure
-    text = f"{largest} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
-    reason = result["stop_reason"]
-    stopped = "" if reason == measure else f"; stopped by {_words(reason)}"
-    return f"{'yes' if result['converged'] else 'no'}: {text}{stopped}"
-
-
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
-    lanes, several = result["lanes"], result["n_lanes"] > 1
+    lanes, several, reason = result["lanes"], result["n_lanes"] > 1, result["stop_reason"]
+    measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
+    ending = f"largest {measure} of {result['n_lanes']} problems" if several else measure
+    ending = f"{'yes' if result['converged'] else 'no'}: {ending} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
+    ending += "" if reason == measure else f"; stopped by {_words(reason)}"
     settings = dict.fromkeys((lane["C"], lane["l1"]) for lane in lanes)
     sums = f", sum of {result['n_lanes']} problems" if several else ""
     support = []
@@ -171,13 +165,13 @@ def result_tables(result: Facts) -> list[Table]:
         left, all_weights = (sum(lane[name] for lane in lanes) for name in ("n_nonzero", "n_weights"))
         support = [("weights not 0", f"{left:,} of {all_weights:,}{sums}")]
     rows = [
-        ("converged", _ending(result)),
+        ("converged", ending),
         ("passes over all rows" if result.get("scores") else "passes", f"{result['passes']:,}"),
         ("objective", _no_nan(".10g")(result["primal_objective"]) + sums),
         *support,
         ("time", format_seconds(result["seconds"] - result["kernel_seconds"])),
         ("memory", f"{format_size(result['peak_memory_bytes'])} at its peak"),
-        *([] if result["stop_reason"] == "time" else [("model", os.path.join(result["run"], "model"))]),
+        *([] if reason == "time" else [("model", os.path.join(result["run"], "model"))]),
     ]
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
@@ -196,25 +190,26 @@ def result_tables(result: Facts) -> list[Table]:
     return tables
 
 
-_OF_MODELS = {"n_nonzero": ",", "primal_objective": ".10g", "gap": ".2g", "passes": ","}
+_OF_MODELS = {
+    "C": ("C", "g"),
+    "l1": ("l1", "g"),
+    "n_nonzero": ("weights not 0", ","),
+    "primal_objective": ("primal objective", ".10g"),
+    "gap": ("relative gap", ".2g"),
+    "passes": ("passes", ","),
+}
 
 
 def _models_table(models: Sequence[Facts]) -> Table:
     """List the models of a path by C and λ; sums over classes, and the largest gap and passes."""
     sparse = any(of["l1"] for of in models)
-    names = [name for name in _OF_MODELS if name in models[0] and (sparse or name != "n_nonzero")]
-    rows = [
-        [*_setting_cells(of, models), *(format(of[name], _OF_MODELS[name]) for name in names)]
-        for of in models
-    ]
-    told = {"n_nonzero": "weights not 0", "gap": "relative gap"}
-    return Table(
-        "models", rows, [*_setting_header(models), *(told.get(name, _words(name)) for name in names)]
-    )
-
-
-def _objectives(facts: Facts) -> list[tuple[str, str]]:
-    return _rows(facts, primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g"))
+    shown = {
+        name: column
+        for name, column in _OF_MODELS.items()
+        if name in models[0] and (sparse or name not in ("l1", "n_nonzero"))
+    }
+    rows = [[format(of[name], form) for name, (_, form) in shown.items()] for of in models]
+    return Table("models", rows, [title for title, _ in shown.values()])
 
 
 def score_table(search: Facts) -> Table:
@@ -223,26 +218,17 @@ def score_table(search: Facts) -> Table:
     settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
     beside = [name for name in CRITERIA if name in scores[0].figures]
-    rows = []
+    chosen, rows = ["C", "l1"] if any(of["l1"] for of in settings) else ["C"], []
     for of, setting in zip(scores, settings, strict=True):
-        cells = _setting_cells(setting, settings)
+        cells = [f"{setting[name]:g}" for name in chosen]
         for name in (scored_by, *beside):
             error = name == "auc" and of.figures.get("auc_error")
             text = format(of.figures.get(name, of.mean), CRITERIA[name].form)
             cells.append(f"{text} ± {error:.1g}" if error else text)
         rows.append([*cells, *(format(of.folds[fold], CRITERIA[scored_by].form) for fold in drawn)])
-    header = [*_setting_header(settings), *(f"mean {name}" for name in (scored_by, *beside))]
+    header = [*chosen, *(f"mean {name}" for name in (scored_by, *beside))]
     header += [f"fold {number + 1}" for number in drawn]
     return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)
-
-
-def _setting_header(each: Sequence[Facts]) -> list[str]:
-    return ["C", "l1"] if any(of["l1"] for of in each) else ["C"]
-
-
-def _setting_cells(of: Facts, each: Sequence[Facts]) -> list[str]:
-    """Return C, and λ where one of `each` has one."""
-    return [f"{of[name]:g}" for name in _setting_header(each)]
 
 
 def run_table(title: str, run: Facts) -> Table:
@@ -299,8 +285,7 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     else:
         rows, model = [*run_table(title, facts).rows], facts["model"]
         if model:
-            rows += [*_objectives(model["certificate"]), _labels_row(model), *support_rows(model)]
-            rows += _intercept_rows(model)
+            rows += _weight_rows(model)
     tables = [Table(title, [*rows, ("next", facts["next"])])]
     if facts.get("scores"):
         tables.append(score_table(facts))
@@ -309,37 +294,36 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     return tables
 
 
-def _labels_row(model: Facts) -> tuple[str, str]:
-    return ("classes", listed(model["labels"])) if model["labels"] else ("predicts", "numbers")
+def _weight_rows(model: Facts) -> list[tuple[str, str]]:
+    """Tell what a model predicts, how many weights an L1 penalty has left, intercepts, and objectives."""
+    intercepts = [] if model["bias"] < 0 else model["intercept"]
+    return [
+        ("classes", listed(model["labels"])) if model["labels"] else ("predicts", "numbers"),
+        *support_rows(model),
+        *_by_vector("intercept", intercepts, lambda of: f"{of['weight']:.6g}"),
+        *_rows(model["certificate"], primal_objective=_no_nan(".10g"), dual_objective=_no_nan(".10g")),
+    ]
 
 
 def model_table(title: str, model: Facts) -> Table:
     """Describe a model."""
     certificate = model["certificate"]
+    numbers = {**model.get("parameter", {}), "C": model["C"]}
     rows = [
         *_rows(model, loss="", method=""),
-        *((name, _if_known(value)) for name, value in model.get("parameter", {}).items()),
-        ("C", _if_known(model["C"])),
-        _labels_row(model),
-        ("features", f"{model['n_features']:,}"),
-        ("vectors", f"{model['n_vectors']:,}"),
+        *((name, "not known" if value is None else f"{value:g}") for name, value in numbers.items()),
         *((name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)),
-        *support_rows(model),
+        *_rows(model, n_features=",", n_vectors=","),
         ("bias", bias_text(model["bias"])),
-        *_intercept_rows(model),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
         *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
-        *_objectives(certificate),
+        *_weight_rows(model),
     ]
     if isinstance(certificate.get("gap"), float):
         rows.append(("relative gap", f"{certificate['gap']:.3g}"))
     if certificate:
         rows.append(("converged", "yes" if certificate.get("converged") else "no"))
     return Table(title, [*rows, *_rows(certificate, passes=listed)])
-
-
-def _if_known(number: float | None) -> str:
-    return "not known" if number is None else f"{number:g}"
 
 
 def support_rows(model: Facts) -> list[tuple[str, str]]:
@@ -351,21 +335,10 @@ def support_rows(model: Facts) -> list[tuple[str, str]]:
     )
 
 
-def _intercept_rows(model: Facts) -> list[tuple[str, str]]:
-    intercepts = [] if model["bias"] < 0 else model["intercept"]
-    return _by_vector("intercept", intercepts, lambda of: f"{of['weight']:.6g}")
-
-
 def _by_vector(name: str, each: Sequence[Facts], form: Callable[[Facts], str]) -> list[tuple[str, str]]:
     """Make a row of facts by vector, which are named where there are several."""
     texts = [f"{of['vector']}: {form(of)}" if len(each) > 1 else form(of) for of in each]
     return [(name, listed(texts))] if texts else []
-
-
-def _feature(weight: Facts) -> str:
-    """Name the feature of a weight: in quotes, or by its index where it has no name."""
-    name: str = weight["name"]
-    return name if name == f"feature {weight['index']}" else repr(name)
 
 
 def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
@@ -378,7 +351,9 @@ def class_weights_tables(name: str, listed_weights: Facts) -> list[Table]:
         title = f"{label}the largest {len(of['weights']):,} of {of['n_nonzero']:,} that are not 0{intercept}"
         lines = [["feature", *columns.values()]]
         for weight in of["weights"]:
-            lines.append([_feature(weight), *(f"{weight[key]:.6g}" for key in columns if key in weight)])
+            name = weight["name"]
+            name = name if name == f"feature {weight['index']}" else repr(name)  # by its index without one
+            lines.append([name, *(f"{weight[key]:.6g}" for key in columns if key in weight)])
         header, *cells = (line[: len(lines[-1])] for line in lines)
         tables.append(Table(title, cells, header))
     return tables

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
 
 from ..core.errors import counted
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
@@ -14,16 +15,18 @@ from ..core.options import Listener
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
+from ..solvers.acceleration import TOLD
 from ..solvers.registry import find_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, Task
-from ..training.result import Outcome, Result, join_outcomes, make_result
-from ..training.warm_start import WarmStart
+from ..training.result import Outcome, Result, worst_reason
+from ..training.stopping import relative
 from .choices import settle
 from .config import ResolvedRun
 from .lane_groups import resolve
 from .models import make_models, save_models
 from .options import TrainOptions
+from .warm_start import WarmStart
 
 
 def train_groups(
@@ -66,18 +69,34 @@ def train_groups(
         )
         train = Loop(part, task, session).run if config.rounds is None else _rounds(part, task, run, session)
         outcomes.append(train())
-    return join_outcomes(outcomes)
+    return Outcome(
+        {name: np.concatenate([one.lanes[name] for one in outcomes]) for name in outcomes[0].lanes},
+        sum(one.seconds for one in outcomes),
+        sum(one.bytes_read for one in outcomes),
+        sum(one.kernel_seconds for one in outcomes),
+    )
 
 
 def _rounds(part: checkpoint.Run, task: Task, run: ResolvedRun, session: Session) -> Callable[[], Outcome]:
     from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
     from ..cluster.memory import WORKER_BYTES
+    from ..cluster.rounds import WorkerSpec
 
     assert run.config.rounds is not None
-    options, memory = run.options, run.config.memory - WORKER_BYTES
-    loop = part, task, session, options.method, options.acceleration, memory, run.config.rounds.worker_timeout
-    sums = find_solver(options.loss, options.method).rounds == "sums"
-    return SumRounds(*loop).run if sums else DualRounds(*loop).run
+    options, dataset = run.options, run.dataset
+    spec = WorkerSpec(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        problem=task.problem,
+        method=options.method,
+        seed=options.seed,
+        memory=run.config.memory - WORKER_BYTES,
+        identity=part.identity,
+        acceleration=options.acceleration,
+        cache=dataset.cache,
+    )
+    loop = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
+    return loop(part, task, session, spec, run.config.rounds.worker_timeout).run
 
 
 def carry_out(
@@ -93,7 +112,10 @@ def carry_out(
     listener = session.listener
     result = result_of(directory, outcome, run)
     if run.options.omega == "auto":
-        _tell_omegas(result, listener)
+        for C in run.options.C:
+            counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
+            omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
+            listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
     if result.stop_reason == "time":
         return result  # weights that were not certified make no model
     begun = time.monotonic()
@@ -106,17 +128,8 @@ def carry_out(
     return result
 
 
-class MemoryTraining(NamedTuple):
-    """A training without a run directory, which has ended."""
-
-    run: ResolvedRun
-    directory: checkpoint.MemoryRun
-    result: Result
-    models: list[Model]  # of every C and λ
-
-
-def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> MemoryTraining:
-    """Train on a dataset without a run directory, and without resuming."""
+def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
+    """Train on a dataset without a run directory, and without resuming; returns the models of every C and λ, too."""
     asked, choices = settle(asked, dataset)
     run = resolve(dataset, asked)
     require(run.config.memory, {})
@@ -125,26 +138,55 @@ def train_in_memory(dataset: Dataset, asked: TrainOptions, session: Session) -> 
     directory = checkpoint.MemoryRun()
     outcome = train_groups(directory, run, None, session)
     result = result_of(directory, outcome, run)
-    return MemoryTraining(run, directory, result, make_models(directory, run, result))
+    return result, make_models(directory, run, result)
 
 
 def result_of(directory: checkpoint.Run, outcome: Outcome, run: ResolvedRun) -> Result:
-    """Sum up the outcome of all lanes of a run."""
-    dataset = run.dataset
-    result = make_result(directory.name, outcome, run.problem, dataset.n_rows, run.config.rule)
-    names = dataset.class_names
-    if names is not None:
-        for lane in result.lanes:
-            lane["label"] = None if lane["label"] is None else names[int(lane["label"])]
-    return result
-
-
-def _tell_omegas(result: Result, listener: Listener) -> None:
-    """Report the omega of the lanes of each C."""
-    for C in dict.fromkeys(lane["C"] for lane in result.lanes):
-        counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
-        omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
-        listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
+    """Sum up the outcome of all lanes of a run, with objectives as the user's (`Problem.scale`)."""
+    problem, rule, names = run.problem, run.config.rule, run.dataset.class_names
+    kept = outcome.lanes | {name: problem.scale * outcome.lanes[name] for name in ("primal", "dual")}
+    gaps = relative(outcome.lanes)
+    omegas = kept.get("kept_omega", np.ones(problem.n_lanes))
+    tells_omega = (omegas != 1.0) | (kept.get("trial_begin", omegas) > 1)
+    return Result(
+        run=directory.name,
+        primal_objective=float(kept["primal"].sum()),
+        dual_objective=float(kept["dual"].sum()),
+        gap=float(gaps.max()),
+        rounding=float(relative(outcome.lanes, "rounding").max()),
+        violation=float(kept["violation"].max()),
+        converged=bool(kept["converged"].all()),
+        stop_reason=worst_reason(kept["reason"]),
+        passes=int(kept["passes"].max()),
+        seconds=outcome.seconds,
+        kernel_seconds=outcome.kernel_seconds,
+        bytes_read=outcome.bytes_read,
+        peak_memory_bytes=peak_memory_bytes(),
+        n_features=problem.n_features,
+        n_rows=run.dataset.n_rows,
+        n_lanes=problem.n_lanes,
+        more_passes_help=outcome.is_cut_short,
+        lanes=[
+            {
+                "label": lane.label if names is None or lane.label is None else names[int(lane.label)],
+                "C": lane.C,
+                "l1": lane.l1,
+                "fold": None if lane.fold < 0 else lane.fold,
+                "n_nonzero": int(kept["n_nonzero"][number]),
+                "n_weights": problem.lane_vectors * problem.n_features,
+                "primal_objective": float(kept["primal"][number]),
+                "dual_objective": float(kept["dual"][number]),
+                "gap": float(gaps[number]),
+                "passes": int(kept["passes"][number]),
+                "converged": bool(kept["converged"][number]),
+                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
+                **{name: float(kept[name][number]) for name in TOLD if name in kept},
+            }
+            for number, lane in enumerate(problem.lanes)
+        ],
+        tol=rule.tol,
+        eps=rule.eps,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

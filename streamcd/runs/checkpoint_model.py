@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError, counted, refuse
+from ..core.errors import ModelError, counted
 from ..core.memory_budget import parse_size, require
 from ..core.options import with_known_keywords
 from ..core.storage import local_path
@@ -111,7 +111,8 @@ def _read_part(
     file = path / group.directory / "state.npz"
     position = checkpoint.read_arrays(file, ["position"])
     none_yet = f"{path}: expected a checkpoint of a pass, found none yet; wait, or resume the run"
-    refuse(ModelError, (position is None or not position["position"].any(), none_yet))
+    if position is None or not position["position"].any():
+        raise ModelError(none_yet)
     mine = np.array([lane - group.lanes.start for lane in group.lanes if lane in lanes])
     if memory is not None:
         vectors = (own.n_features + 1) * own.lane_vectors
@@ -124,7 +125,8 @@ def _read_part(
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
     of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
-    refuse(ModelError, ((of_lanes["phase"] == START).any(), none_yet))  # a read of what it starts from
+    if (of_lanes["phase"] == START).any():  # a read of what it starts from
+        raise ModelError(none_yet)
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()
     return {"w": arrays["w"][:, columns], **of_lanes}
 

@@ -82,11 +82,13 @@ def choose_method(asked: TrainOptions, dataset: Dataset) -> tuple[str, str]:
             f"no method trains {asked.loss} with --penalty {asked.penalty}; expected {' or '.join(_PENALISED)}, "
             "or --penalty l2"
         )
-    reason = _reason_for_newton(asked, dataset)
-    if reason and _has_room(asked, dataset, "newton"):
-        return "newton", reason
-    if reason:
-        reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
+    if reason := _reason_for_newton(asked, dataset):
+        trial = replace(asked, method="newton", acceleration="none")
+        try:
+            group_lanes(dataset, trial.make_problem(dataset, trial.memory_bytes), trial)
+            return "newton", reason
+        except BudgetError:
+            reason = f"newton, which needs fewer reads, does not fit in {format_size(asked.memory_bytes)}"
     if asked.has_l1:
         return "working-set", reason or f"it trains with the penalty {asked.penalty} from the column layout"
     return "dual", reason or "the fewest passes on nearly all data"
@@ -136,26 +138,14 @@ def _settle_method(asked: Asked, dataset: Dataset) -> tuple[Asked, str]:
     """
     if asked.method != "auto":
         return asked, ""
-    plain = not asked.has_l1
-    if plain and asked.start_from is not None and "newton" in methods_for(asked.loss):
+    if asked.start_from is not None and not asked.has_l1:
         before = read_config(local_path(asked.start_from, "a run")).options.method
-        return replace(asked, method="newton" if before == "newton" else "dual"), ""
-    if asked.start_from is not None and plain:
-        return replace(asked, method="dual"), ""
+        newton = before == "newton" and "newton" in methods_for(asked.loss)
+        return replace(asked, method="newton" if newton else "dual"), ""
     method, reason = choose_method(asked, dataset)
-    if asked.search and plain and reason != _LONG_ROWS:
+    if asked.search and not asked.has_l1 and reason != _LONG_ROWS:
         return replace(asked, method="dual"), ""
     return replace(asked, method=method), reason
-
-
-def _has_room(asked: TrainOptions, dataset: Dataset, method: str) -> bool:
-    """Tell whether a method fits in the memory, without acceleration if need be."""
-    trial = replace(asked, method=method, acceleration="none")
-    try:
-        group_lanes(dataset, trial.make_problem(dataset, trial.memory_bytes), trial)
-    except BudgetError:
-        return False
-    return True
 
 
 def _choose_acceleration(asked: Asked) -> tuple[Asked, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, DatasetError, UsageError, refuse
+from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.files import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
@@ -57,20 +57,15 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
         folds = self.options.folds
-        cv, paths = folds if self.tune is None else self.tune.cv, (self.dataset, self.start_from, self.cache)
-        refuse(
-            UsageError,
-            (
-                folds not in (0, *range(2, MAX_FOLDS + 1)),
-                f"options.folds: expected 0, or 2 to {MAX_FOLDS}, found {folds}",
-            ),
-            ((self.rule.tol is None) == (self.rule.eps is None), "rule: expected one of tol and eps"),
-            (cv != folds, f"tune.cv: expected options.folds, {folds}, found {cv}"),
-            (
-                any("\0" in (path or "") for path in paths),
-                f"dataset, start_from and cache: expected paths, found {paths}",
-            ),
-        )
+        paths = self.dataset, self.start_from, self.cache
+        if folds not in (0, *range(2, MAX_FOLDS + 1)):
+            raise UsageError(f"options.folds: expected 0, or 2 to {MAX_FOLDS}, found {folds}")
+        if (self.rule.tol is None) == (self.rule.eps is None):
+            raise UsageError("rule: expected one of tol and eps")
+        if self.tune is not None and self.tune.cv != folds:
+            raise UsageError(f"tune.cv: expected options.folds, {folds}, found {self.tune.cv}")
+        if any("\0" in (path or "") for path in paths):
+            raise UsageError(f"dataset, start_from and cache: expected paths, found {paths}")
 
 
 def read_config(path: Path) -> RunConfig:
@@ -179,27 +174,12 @@ def is_begun(path: Path, config: RunConfig) -> bool:
     """Return whether a directory holds a run of the same training; a different run is refused."""
     if not (path / "config.json").exists():
         return False
-    if not _same_training(read_config(path), config):
+    begun = read_config(path)
+    if any(getattr(begun, name) != getattr(config, name) for name in ("fingerprint", "options", "tune")):
         raise CheckpointError(
             f"{path} holds another run; name another directory, or give --force to replace it"
         )
     return True
-
-
-def changed_by(config: RunConfig, asked: RunConfig) -> RunConfig:
-    """Return the configuration of a run with those of the options now asked for that do not affect its bits."""
-    return replace(
-        config,
-        dataset=asked.dataset,
-        cache=asked.cache,
-        threads=asked.threads,
-        rule=asked.rule,
-        checkpoint_every=asked.checkpoint_every,
-    )
-
-
-def _same_training(begun: RunConfig, config: RunConfig) -> bool:
-    return all(getattr(begun, name) == getattr(config, name) for name in ("fingerprint", "options", "tune"))
 
 
 def differs(config: RunConfig) -> bool:
@@ -211,11 +191,7 @@ def differs(config: RunConfig) -> bool:
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from):
-        if (
-            source is not None
-            and not is_url(source)
-            and Path(source).resolve().is_relative_to(path.resolve())
-        ):
+        if source and not is_url(source) and Path(source).resolve().is_relative_to(path.resolve()):
             raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
     if not force and is_begun(path, config):
         workers = " --workers N" if config.rounds else ""
@@ -242,16 +218,3 @@ def same_dataset(config: RunConfig) -> Dataset:
             "make it with the same ones, or train again"
         )
     return dataset
-
-
-def check_workers(path: Path, config: RunConfig, *, on_workers: bool) -> None:
-    """Refuse to resume a run on workers in one process, and vice versa."""
-    if on_workers == (config.rounds is None):
-        begun, way = (
-            ("in one process", "without workers")
-            if on_workers
-            else ("on workers", "with --scheduler ADDRESS or --workers N, N >= 1")
-        )
-        raise UsageError(
-            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
-        )

@@ -45,7 +45,7 @@ Figures = dict[str, np.ndarray]
 """What a criterion takes of held-out rows, by name."""
 
 
-def check_scoring(scoring: str, problem: ProblemOptions, dataset: Dataset) -> None:
+def check_scoring(scoring: str | None, problem: ProblemOptions, dataset: Dataset) -> None:
     """Refuse a criterion that the loss does not have."""
     known = ("r2", "loss") if dataset.has_targets else ("accuracy", "auc", "log_loss")
     if scoring and scoring not in known:

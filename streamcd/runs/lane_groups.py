@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,19 +12,14 @@ from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
 from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
-from ..training.checkpoint import Run
 from .config import (
     ResolvedRun,
     RunConfig,
     Search,
     lanes_together,
-    read_config,
-    reopen,
     versions,
-    write_config,
 )
 from .options import TrainOptions, TuneOptions
-from .problem_options import ProblemOptions
 
 _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
 
@@ -59,37 +53,13 @@ def resolve(dataset: Dataset, asked: TrainOptions) -> ResolvedRun:
         rounds=asked.rounds,
         columns=dataset.open_columns().fingerprint if solver.layout == "columns" else None,
         start_from=None if asked.start_from is None else str(asked.start_from),
-        tune=search_of(asked) if isinstance(asked, TuneOptions) else None,
+        tune=Search(asked.folds, asked.scoring or "") if isinstance(asked, TuneOptions) else None,
         cache=dataset.cache,
         threads=asked.threads,
         bias_because=asked.bias_because,
     )
     run = ResolvedRun(config, dataset, problem, notes)
     return run if run.centre is None else replace(run, config=replace(config, centred=run.centre.describe()))
-
-
-def search_of(asked: TuneOptions) -> Search:
-    """Make the record of the search that options ask for."""
-    return Search(asked.folds, asked.scoring or "")
-
-
-def resolve_part(part: Run, run: ResolvedRun, problem: ProblemOptions, **options: Any) -> ResolvedRun:
-    """Plan a part of a run, or reopen it if it was begun; it has the run's memory and stopping rule."""
-    config = run.config
-    if (part.path / "config.json").exists():
-        begun = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
-        resolved = reopen(part.path, begun, run.dataset)
-    else:
-        asked = TrainOptions(
-            **vars(problem),
-            memory=config.memory,
-            checkpoint_every=config.checkpoint_every,
-            **vars(config.rule),
-            **options,
-        )
-        resolved = resolve(run.dataset, asked)
-    write_config(part, resolved.config)
-    return resolved
 
 
 def _plan_groups(

@@ -130,16 +130,31 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     """Write the dataset of all rows to a new directory."""
     first, manifests = datasets[0], [one.manifest for one in datasets]
     n_rows = [one.n_rows for one in datasets]
+    labels = LabelCounts(None if first.has_targets else {})
+    for one in manifests:
+        ends = one.get("targets") or {"min": np.inf, "max": -np.inf}
+        classes = one["classes"]
+        counts = None if classes is None else dict(zip(classes, one["class_counts"], strict=True))
+        labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
     parts = [*_linked_parts(datasets, folder, listener)]
+    norms = [
+        [
+            of["min"] or np.inf,
+            of["max"],
+            np.nan if of["mean_square"] is None else of["mean_square"],
+            of["n_empty"],
+        ]
+        for of in (manifest["row_norms"] for manifest in manifests)
+    ]
     features = named_features(_joined_statistics(datasets), indices_of(first), encoding_of(first))
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
         "n_features": max(one.n_features for one in datasets),
         "weighted": any(one.weighted for one in datasets),
-        **_labels(manifests),
+        **labels.manifest(None, targets=first.has_targets),
         **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
-        "row_norms": norms_record([*map(_norms, manifests)], n_rows),
+        "row_norms": norms_record(norms, n_rows),
         "compression": " or ".join(dict.fromkeys(one["compression"] for one in manifests)),
         "features": write_table(
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
@@ -158,13 +173,6 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
 
 
 _DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
-
-
-def _norms(manifest: Mapping[str, Any]) -> list[float]:
-    """Return a manifest's ``row_norms`` as `norms_record` takes them."""
-    norms = manifest["row_norms"]
-    mean_square = np.nan if norms["mean_square"] is None else norms["mean_square"]
-    return [norms["min"] or np.inf, norms["max"], mean_square, norms["n_empty"]]
 
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
@@ -193,18 +201,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-
-
-def _labels(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the manifest's fields of classes, the union of all, or of targets."""
-    targets = manifests[0].get("targets") is not None
-    labels = LabelCounts(None if targets else {})
-    for one in manifests:
-        ends = one.get("targets") or {"min": np.inf, "max": -np.inf}
-        classes = one["classes"]
-        counts = None if classes is None else dict(zip(classes, one["class_counts"], strict=True))
-        labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
-    return labels.manifest(None, targets=targets)
 
 
 def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

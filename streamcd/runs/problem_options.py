@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UsageError, first_of, refuse
+from ..core.errors import UsageError, first_of
 from ..core.files import Positive
 from ..core.options import Checked, Section, as_number, number_or_word, option
 from ..kernels.loss_table import (
@@ -30,15 +30,12 @@ from ..solvers.registry import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..dataset.dataset import Dataset
     from ..solvers.problem import Problem
     from ..solvers.protocol import Solver
     from ..stream.memory_plan import Plan, SolverMemory
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..dataset.dataset import Dataset
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
@@ -472,28 +469,28 @@ def check_labels(loss: str, dataset: Dataset) -> None:
     from ..dataset.schema import MAX_CLASSES  # with arrays, which declarations do without
 
     where = dataset.path
-    if LOSSES[loss].has_targets:
-        wrong = (
+    has_targets = LOSSES[loss].has_targets
+    if has_targets and not dataset.has_targets:
+        raise UsageError(
             f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
         )
-        refuse(UsageError, (not dataset.has_targets, wrong))
+    if has_targets:
         return
-    for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
     expected = f"{where}: expected classes for the loss {loss}, found"
-    numbers, labels = labels_of_a_target(dataset), dataset.class_labels()
-    refuse(
-        UsageError,
-        (
-            dataset.has_targets,
-            f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target",
-        ),
-        (
-            labels is None,
-            f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target",
-        ),
-        (numbers, f"{expected} {numbers}"),
-        (len(labels or ()) == 1, f"{where}: expected at least two classes, found {str(labels)[1:-1]} alone"),
-    )
+    if dataset.has_targets:
+        for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
+        raise UsageError(
+            f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target"
+        )
+    labels = dataset.class_labels()
+    if labels is None:
+        raise UsageError(
+            f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target"
+        )
+    if numbers := labels_of_a_target(dataset):
+        raise UsageError(f"{expected} {numbers}")
+    if len(labels) == 1:
+        raise UsageError(f"{where}: expected at least two classes, found {str(labels)[1:-1]} alone")
 
 
 def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:

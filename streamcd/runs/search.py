@@ -24,11 +24,12 @@ from ..training.loop import Session
 from ..training.result import Result, TuneResult
 from ..training.stopping import relative
 from .carry_out import advise, carry_out, result_of, train_groups
-from .config import ResolvedRun, Search, write_config
+from .config import ResolvedRun, read_config, reopen, write_config
 from .describe import SCORES
 from .held_out import score_folds
-from .lane_groups import resolve_part
-from .previous_run import start_from
+from .lane_groups import resolve
+from .options import TrainOptions
+from .warm_start import start_from
 
 
 def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
@@ -74,10 +75,21 @@ def carry_out_search(directory: checkpoint.Run, search: ResolvedRun, session: Se
 
 
 def _train_best(directory: checkpoint.Run, search: ResolvedRun, best: Setting, session: Session) -> Result:
-    """Train on all rows with the best C and λ, from the folds' solutions."""
-    part, folds = directory.part("best"), directory.path / "folds"
-    options = replace(search.options, C=(best.C,), l1=best.l1 or None, folds=0)
-    run = resolve_part(part, search, options, start_from=str(folds.resolve()))
+    """Train on all rows with the best C and λ, from the folds' solutions, or go on with it if it was begun."""
+    part, folds, config = directory.part("best"), directory.path / "folds", search.config
+    if (part.path / "config.json").exists():
+        begun = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
+        run = reopen(part.path, begun, search.dataset)
+    else:
+        options = TrainOptions(
+            **vars(replace(config.options, C=(best.C,), l1=best.l1 or None, folds=0)),
+            **vars(config.rule),
+            memory=config.memory,
+            checkpoint_every=config.checkpoint_every,
+            start_from=folds,
+        )
+        run = resolve(search.dataset, options)
+    write_config(part, run.config)
     return carry_out(part, run, start_from(folds, search, run), session, model_path=directory.model_path)
 
 
@@ -127,15 +139,15 @@ _MOST_FOLDS = 20
 """Largest number of values of a column of folds that are a fold each; more of them are hashed to folds."""
 
 
-def with_folds(dataset: Dataset, search: Search, memory: int) -> tuple[Dataset, Search]:
-    """Return the dataset with the folds of a search, and the search with their number."""
+def with_folds(dataset: Dataset, cv: int, memory: int) -> tuple[Dataset, int]:
+    """Return the dataset with the folds of a search, `cv` unless a column of the dataset tells, and their number."""
     name = dataset.fold_column
     if not name:
-        if search.cv > dataset.n_rows:
+        if cv > dataset.n_rows:
             raise UsageError(
-                f"--cv {search.cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
+                f"--cv {cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
             )
-        return dataset, search
+        return dataset, cv
     distinct, n_missing = set[str](), 0
     for array in dataset.read_kept(name):
         texts, places = coded_texts(array)
@@ -148,9 +160,9 @@ def with_folds(dataset: Dataset, search: Search, memory: int) -> tuple[Dataset, 
         raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {found}")
     n_folds, fold_of = len(distinct), {text: number for number, text in enumerate(sorted(distinct))}
     if n_folds > _MOST_FOLDS:
-        n_folds, fold_of = search.cv, {text: crc32(text.encode()) % search.cv for text in distinct}
+        n_folds, fold_of = cv, {text: crc32(text.encode()) % cv for text in distinct}
     parts = (coded_texts(array) for array in dataset.read_kept(name))
     folds = [np.array([fold_of[text] for text in texts], np.uint8)[places] for texts, places in parts]
     folded = dataset.reopen()
     folded.use_folds(np.concatenate(folds))
-    return folded, replace(search, cv=n_folds)
+    return folded, n_folds

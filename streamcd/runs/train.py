@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UsageError, refuse
+from ..core.errors import UsageError
 from ..core.memory_budget import require
 from ..core.options import Listener, takes
 from ..core.parallel import Threads
@@ -20,14 +20,11 @@ from ..training import checkpoint
 from ..training.loop import Session, deadline
 from ..training.result import Result, TuneResult
 from ..training.stopping import make_rule
-from ..training.warm_start import WarmStart
 from .carry_out import carry_out, warn_early
 from .choices import settle
 from .config import (
     ResolvedRun,
     RunConfig,
-    changed_by,
-    check_workers,
     differs,
     is_begun,
     read_config,
@@ -37,9 +34,9 @@ from .config import (
     write_config,
 )
 from .interrupts import stops_when_interrupted
-from .lane_groups import describe_worker_budget, resolve, search_of, share_memory_anew
+from .lane_groups import describe_worker_budget, resolve, share_memory_anew
 from .options import ResumeOptions, TrainOptions, TuneOptions
-from .previous_run import previous_run, record_data
+from .warm_start import WarmStart, previous_run, record_data
 
 
 @stops_when_interrupted
@@ -135,7 +132,20 @@ def resume(run: str | Path, asked: ResumeOptions) -> Result:
     """
     on_workers = Workers.asked(asked.client, asked.workers, asked.scheduler, fewest=1)
     session = Session(asked.listener, asked.stop_requested)
-    return _go_on(local_path(run, "a run"), on_workers, session, lambda config: _changed(config, asked))
+
+    def change(config: RunConfig) -> RunConfig:
+        given: dict[str, Any] = {}
+        if asked.dataset is not None:
+            given["dataset"] = str(location(asked.dataset).resolve())
+        if asked.checkpoint_every is not None:
+            given["checkpoint_every"] = float(asked.checkpoint_every)
+        tol, eps, max_passes = config.rule.tol, config.rule.eps, asked.max_passes
+        if asked.tol is not None:
+            tol, eps = asked.tol, None if asked.tol else eps
+        rule = make_rule(tol, eps, config.rule.max_passes if max_passes is None else max_passes)
+        return replace(config, rule=rule, **given)
+
+    return _go_on(local_path(run, "a run"), on_workers, session, change)
 
 
 def _begin(
@@ -154,24 +164,28 @@ def _begin(
         from .held_out import check_scoring  # with the kernels of scoring
         from .search import with_folds
 
-        search = search_of(asked)
-        check_scoring(search.scoring, asked.problem, dataset)
-        dataset, search = with_folds(dataset, search, asked.memory_bytes)
-        asked = replace(asked, cv=search.cv)
+        check_scoring(asked.scoring, asked, dataset)
+        dataset, cv = with_folds(dataset, asked.cv, asked.memory_bytes)
+        asked = replace(asked, cv=cv)
     require(asked.memory_bytes, {})  # for the start, which takes more than a training of few rows
     resolved = resolve(dataset, asked)
     if asked.resume and is_begun(path, resolved.config):
-        return _go_on(path, on_workers, session, lambda config: changed_by(config, resolved.config))
+        new = resolved.config
+        free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
+        given = {name: getattr(new, name) for name in free}
+        return _go_on(path, on_workers, session, lambda config: replace(config, **given))
     notes = [choices, *resolved.notes]
     previous = previous_run(resolved, notes)  # refused before anything is made
-    with on_workers.reached(listener) as reached:
+    with ExitStack() as stack:
+        if on_workers.scheduler is not None:  # where none answers, no run is made or replaced
+            on_workers = Workers(client=stack.enter_context(on_workers.connected(listener)))
         refuse_existing(path, resolved.config, asked.force)
         with checkpoint.create_run(path, force=asked.force) as directory:
             for note in notes:  # now that all options are checked
                 listener.message(note)
             warn_early(resolved, listener)
             write_config(directory, resolved.config)
-            return _train(directory, resolved, previous, reached, session)
+            return _train(directory, resolved, previous, on_workers, session)
 
 
 def _train(
@@ -199,14 +213,20 @@ def _go_on(
     listener = session.listener
     with checkpoint.open_run(path) as directory:
         config = read_config(path)
-        check_workers(path, config, on_workers=bool(on_workers))
+        if bool(on_workers) == (config.rounds is None):
+            begun, way = "on workers", "with --scheduler ADDRESS or --workers N, N >= 1"
+            if on_workers:
+                begun, way = "in one process", "without workers"
+            raise UsageError(
+                f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
+            )
         config = change(config)
         session = replace(session, threads=Threads(config.threads))
         dataset = same_dataset(config)
         if config.tune is not None:
             from .search import with_folds
 
-            dataset, _ = with_folds(dataset, config.tune, config.memory)
+            dataset, _ = with_folds(dataset, config.tune.cv, config.memory)
         run = reopen(path, config, dataset)
         if config.rounds is not None:
             config = share_memory_anew(run, on_workers.local)
@@ -224,38 +244,23 @@ def _go_on(
         return _train(directory, run, previous, on_workers, session)
 
 
-def _changed(config: RunConfig, asked: ResumeOptions) -> RunConfig:
-    """Return the configuration with the options given in place of its own."""
-    place = config.dataset if asked.dataset is None else str(location(asked.dataset).resolve())
-    old, tol = config.rule, asked.tol
-    tolerance, eps = (old.tol, old.eps) if tol is None else (tol, None if tol else old.eps)
-    every = asked.checkpoint_every
-    return replace(
-        config,
-        dataset=place,
-        rule=make_rule(tolerance, eps, old.max_passes if asked.max_passes is None else asked.max_passes),
-        checkpoint_every=config.checkpoint_every if every is None else float(every),
-    )
-
-
 def _check_rounds(asked: TrainOptions) -> None:
     """Refuse options that training on workers does not have, or that only it has."""
     if not asked.on_workers:
-        timeout = "worker_timeout is for training on workers; give --scheduler or --workers"
-        refuse(UsageError, (asked.worker_timeout is not None, timeout))
+        if asked.worker_timeout is not None:
+            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
         return
-    known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
-    in_rounds, what = (
-        find_solver(asked.loss, asked.method).rounds,
-        f"{asked.loss} by method {asked.method}",
-    )
-    refuse(
-        UsageError,
-        (asked.omega != 1.0, "omega is for one process: on workers a line search sets the length of steps"),
-        (asked.has_l1, f"--penalty {asked.penalty} is for one process, without --workers and --scheduler"),
-        (not in_rounds, f"{what} is not for several workers; expected one of {known}"),
-        (asked.plan is not None, "plan: workers make their own plans from their memory and their shards"),
-    )
+    if asked.omega != 1.0:
+        raise UsageError("omega is for one process: on workers a line search sets the length of steps")
+    if asked.has_l1:
+        raise UsageError(f"--penalty {asked.penalty} is for one process, without --workers and --scheduler")
+    if not find_solver(asked.loss, asked.method).rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
+        raise UsageError(
+            f"{asked.loss} by method {asked.method} is not for several workers; expected one of {known}"
+        )
+    if asked.plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -273,25 +278,16 @@ class Workers:
     @classmethod
     def asked(cls, client: Any, workers: int | None, scheduler: str | None, *, fewest: int) -> Workers:
         """Make workers from options; fewer than `fewest` are none."""
-        both = scheduler is not None and (workers is not None or client is not None)
-        refuse(
-            UsageError,
-            (workers is not None and workers < 1, f"workers: expected at least 1, found {workers}"),
-            (both, "--workers are of this machine, --scheduler uses those of a cluster: give one of them"),
-        )
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers: expected at least 1, found {workers}")
+        if scheduler is not None and (workers is not None or client is not None):
+            raise UsageError(
+                "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
+            )
         return cls(client, scheduler, 0 if workers is None or workers < fewest else workers)
 
     def __bool__(self) -> bool:
         return self.client is not None or self.scheduler is not None or self.local > 0
-
-    @contextmanager
-    def reached(self, listener: Listener) -> Iterator[Workers]:
-        """Provide workers whose scheduler is connected already: where none answers, no run is made or replaced."""
-        if self.scheduler is None:
-            yield self
-            return
-        with self.connected(listener) as client:
-            yield replace(self, client=client, scheduler=None)
 
     @contextmanager
     def connected(self, listener: Listener, run: Path | None = None) -> Iterator[Any]:

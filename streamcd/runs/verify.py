@@ -18,7 +18,7 @@ from ..stream.slot_store import NO_SLOT, Identity, chunk_slots
 from ..training import checkpoint
 from .config import ResolvedRun, read_config, reopen, same_dataset
 from .describe import kind_of_directory, read_scores
-from .previous_run import data_problems
+from .warm_start import data_problems
 
 
 def find_problems(path: str, listener: Listener, *, memory: int | str, workers: int) -> tuple[list[str], str]:

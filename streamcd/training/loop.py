@@ -36,7 +36,6 @@ from .stopping import (
     reopen,
     update_lane_phases,
 )
-from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
 """Callable that returns the number of a signal that requests a stop, or None; called after every window."""
@@ -88,7 +87,7 @@ class Task:
     checkpoint_every: float  # seconds
     run: str  # the run directory, for messages
     name: str = ""  # prefix of the phase in progress; empty if there is one task only
-    warm_start: WarmStart | None = None
+    warm_start: Any = None  # of the rows and lanes of another run, `runs.warm_start.WarmStart`
 
 
 class TrainingLoop(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, counted, escaped
-from ..core.memory_budget import peak_memory_bytes
-from ..solvers.acceleration import TOLD
-from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
-from .stopping import BY_TIME, REASONS, StopRule, relative
+from .stopping import BY_TIME, REASONS
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -98,8 +95,19 @@ class Result:
 
     @property
     def history(self) -> Any:
-        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers."""
-        return history_table(Path(self.run))
+        """The log of the run as a `pyarrow.Table`, a row for each read of the data or round of workers.
+
+        ``part`` is the directory inside the run.
+        """
+        from ..dataset.arrow_columns import make_table  # pyarrow
+
+        records = [
+            {"part": part, **_flat(record)}
+            for part, log in read_history(Path(self.run)).items()
+            for record in log
+        ]
+        names = dict.fromkeys(name for record in records for name in record)
+        return make_table({name: [record.get(name) for record in records] for name in names})
 
 
 @dataclass(repr=False)
@@ -133,64 +141,6 @@ class Outcome:
         return bool((self.lanes["reason"] == BY_TIME).any())
 
 
-def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of loops over groups of lanes."""
-    names = outcomes[0].lanes
-    return Outcome(
-        {name: np.concatenate([outcome.lanes[name] for outcome in outcomes]) for name in names},
-        sum(outcome.seconds for outcome in outcomes),
-        sum(outcome.bytes_read for outcome in outcomes),
-        sum(outcome.kernel_seconds for outcome in outcomes),
-    )
-
-
-def make_result(run: str, outcome: Outcome, problem: Problem, n_rows: int, rule: StopRule) -> Result:
-    """Sum up the lanes of a problem, with objectives as the user's (`Problem.scale`)."""
-    kept = outcome.lanes | {name: problem.scale * outcome.lanes[name] for name in ("primal", "dual")}
-    gaps = relative(outcome.lanes)
-    omegas = kept.get("kept_omega", np.ones(problem.n_lanes))
-    tells_omega = (omegas != 1.0) | (kept.get("trial_begin", omegas) > 1)
-    return Result(
-        run=run,
-        primal_objective=float(kept["primal"].sum()),
-        dual_objective=float(kept["dual"].sum()),
-        gap=float(gaps.max()),
-        rounding=float(relative(outcome.lanes, "rounding").max()),
-        violation=float(kept["violation"].max()),
-        converged=bool(kept["converged"].all()),
-        stop_reason=worst_reason(kept["reason"]),
-        passes=int(kept["passes"].max()),
-        seconds=outcome.seconds,
-        kernel_seconds=outcome.kernel_seconds,
-        bytes_read=outcome.bytes_read,
-        peak_memory_bytes=peak_memory_bytes(),
-        n_features=problem.n_features,
-        n_rows=n_rows,
-        n_lanes=problem.n_lanes,
-        more_passes_help=outcome.is_cut_short,
-        lanes=[
-            {
-                "label": lane.label,
-                "C": lane.C,
-                "l1": lane.l1,
-                "fold": None if lane.fold < 0 else lane.fold,
-                "n_nonzero": int(kept["n_nonzero"][number]),
-                "n_weights": problem.lane_vectors * problem.n_features,
-                "primal_objective": float(kept["primal"][number]),
-                "dual_objective": float(kept["dual"][number]),
-                "gap": float(gaps[number]),
-                "passes": int(kept["passes"][number]),
-                "converged": bool(kept["converged"][number]),
-                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
-                **{name: float(kept[name][number]) for name in TOLD if name in kept},
-            }
-            for number, lane in enumerate(problem.lanes)
-        ],
-        tol=rule.tol,
-        eps=rule.eps,
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The history of a run: the lines of its logs, as one table
 
@@ -210,17 +160,9 @@ def read_history(run: Path) -> dict[str, list[dict[str, Any]]]:
         If `run` is not a run, or a line of a log is damaged. An incomplete last line is ignored.
     """
     read_config(run)
-    logs = sorted(run.rglob("log.jsonl"), key=_training_order)
+    # a search trains its folds first
+    logs = sorted(run.rglob("log.jsonl"), key=lambda log: ("best" in log.parent.parts, log.as_posix()))
     return {log.parent.relative_to(run).as_posix().lstrip("."): list(_records(log)) for log in logs}
-
-
-def history_table(run: Path) -> Any:
-    """Read the logs of a run into one `pyarrow.Table`; ``part`` is the directory inside the run."""
-    from ..dataset.arrow_columns import make_table  # pyarrow
-
-    records = [{"part": part, **_flat(record)} for part, log in read_history(run).items() for record in log]
-    names = dict.fromkeys(name for record in records for name in record)
-    return make_table({name: [record.get(name) for record in records] for name in names})
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -229,10 +171,6 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     for kind, seconds in record["seconds"].items():
         flat[f"seconds_{kind}"] = sorted(seconds.items()) if isinstance(seconds, dict) else seconds
     return flat
-
-
-def _training_order(log: Path) -> tuple[bool, str]:
-    return "best" in log.parent.parts, log.as_posix()  # a search trains its folds first
 
 
 def _records(log: Path) -> Iterator[dict[str, Any]]:

@@ -116,13 +116,11 @@ class Recorder:
     def _wrap_exchange(self) -> None:
         call = files.exchange
 
-        def recorded(path: Path, other: Path) -> bool:
+        def recorded(path: Path, other: Path) -> None:
             with self._turn():
                 self._look()
-                done = call(path, other)
-                if done:
-                    self._note_two("exchange", path, other)
-                return done
+                call(path, other)
+                self._note_two("exchange", path, other)
 
         files.exchange = recorded
 

@@ -14,7 +14,6 @@ core/files.py
     sync(last.parent)  # all have them for good ~ durable[predict]
     sync(path.parent) @ put_directory ~ durable[convert]
     sync(path.parent) @ make_directory ~ durable[train]
-    sync(path.parent) @ restore_directory ~ durability a_directory_that_comes_back_comes_back_for_good
 dataset/writer.py
     sync(path) ~ durable[convert]
     sync(folder / name) ~ durable[convert]
@@ -40,10 +39,7 @@ core/files.py
         ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
         > partials, (*others, last) = [*paths], paths
     last.unlink(missing_ok=True) ~ durable[a model over another]
-    os.rename(path, replaced) @ put_directory ~ metadata a_directory_is_replaced_or_restored
-    if replaced.exists() and not path.exists(): ~ convert a_dataset_that_was_being_replaced_comes_back
-    elif not exchange(new, path): ~ metadata two_directories_change_places_in_one_step
-        > else:
+    exchange(new, path) ~ metadata two_directories_change_places_in_one_step
 stream/slot_store.py
     self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
         ~ durability the_slot_of_the_last_checkpoint_is_never_overwritten
@@ -90,7 +86,7 @@ dataset/parts.py
         ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > options = {"pre_buffer": False, "page_checksum_verification": False}
 dataset/chunked_table.py
-    if zlib.crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
+    if crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
         ~ dataset a_data_file_replaced_by_another_of_its_size_is_never_trained_on[entries]
     verify = first != covered ~ dataset damage_is_noticed_whichever_columns_are_read[columns0]
         > verify = False
