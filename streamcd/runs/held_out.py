@@ -18,16 +18,8 @@ from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
 from ..kernels.loss_table import LOSSES
-from ..models.scoring import (
-    ClassChoice,
-    SparseRows,
-    affordable_threads,
-    chunk_bytes,
-    class_log_probabilities,
-    score,
-    score_chunks,
-)
-from ..prediction.outputs import positive_scores
+from ..models.scoring import ClassChoice, SparseRows, class_log_probabilities, positive_scores, score
+from ..prediction.scorer import affordable_threads, chunk_bytes, score_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
 from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
