@@ -131,7 +131,7 @@ def write_csv(path: Path, tables: Iterable[pa.Table]) -> None:
 
 
 def write_parquet(path: Path, tables: Iterable[pa.Table], model: Model, memory: int) -> None:
-    """Write a Parquet file; half of the memory is for a row group, half for the footer, which is refused where it is full."""
+    """Write a Parquet file; half of the memory is for a row group, half for the footer, which may not be longer."""
     group_rows = max(min(memory // 2 // row_bytes(model), _GROUP_ROWS), 1)
     writer = None
     for number, group in enumerate(_row_groups(tables, group_rows)):

@@ -48,7 +48,7 @@ from ..solvers.problem import losses_of
 
 Scored = TypeVar("Scored")
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 8 << 20
 """Decisions of a block and what is made of them; with larger blocks predictions took as long."""
 
 _TEXT_BLOCK = 4 << 20
