@@ -78,16 +78,19 @@ class ClassChoice:
         self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
     ) -> None:
         self.is_twin, self.code, self._weights = LOSSES[loss].form == PLANES, code, weights
+        self._loss = loss
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
 
     def scores(self, decisions: np.ndarray) -> np.ndarray:
         """Compute ``h(x)·M_r`` of every class ``r``, up to a constant common to all classes; shape (rows, classes).
 
-        For twin planes, minus the distance to each class's plane.
+        For twin planes, minus the distance to each class's plane, infinite where its ``‖w‖`` is 0.
         """
         if self.is_twin:
-            return -plane_distances(decisions, self.plane_norms)
+            distances = np.full(decisions.shape, np.inf)
+            norms = self.plane_norms
+            return -np.divide(np.abs(decisions), norms, out=distances, where=norms > 0)
         return decisions if self.one_vector_per_class else decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
@@ -96,6 +99,28 @@ class ClassChoice:
             positive = decisions[:, 0] >= 0 if self._order[0] == 1 else decisions[:, 0] > 0
             return positive.astype(np.int64)
         return self._order[self.scores(decisions)[:, self._order].argmax(axis=1)]
+
+    def preferences(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the scores of several classes, or the preference for the larger of two, shape (rows, 1)."""
+        if len(self.code) > 2:
+            return self.scores(decisions)
+        if decisions.shape[1] == 1:
+            return decisions
+        scores = self.scores(decisions)
+        both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
+        with np.errstate(invalid="ignore"):
+            return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])[:, np.newaxis]
+
+    def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
+
+        The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
+        """
+        if self.is_binary:
+            return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])
+        is_softmax = LOSSES[self._loss].form == CLASSES
+        log_p = decisions if is_softmax else -np.logaddexp(0.0, -decisions)
+        return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))
 
     @cached_property
     def one_vector_per_class(self) -> bool:
@@ -120,32 +145,3 @@ class ClassChoice:
         # into the identity, so that scores are the decisions themselves, to the last bit
         code = self.code if (self.code == 0).any() else (self.code + 1) // 2
         return code.T.astype(np.float64)
-
-
-def positive_scores(choice: ClassChoice, decisions: np.ndarray) -> np.ndarray:
-    """Return the preference for the larger of two classes."""
-    if decisions.shape[1] == 1:
-        return decisions[:, 0]
-    scores = choice.scores(decisions)
-    both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
-    with np.errstate(invalid="ignore"):
-        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])
-
-
-def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
-    distances = np.full(h.shape, np.inf)
-    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
-
-
-def class_log_probabilities(loss: str, decisions: np.ndarray, *, is_binary: bool) -> np.ndarray:
-    """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
-
-    The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
-    """
-    if LOSSES[loss].form == CLASSES:
-        return np.asarray(decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True))
-    if is_binary:
-        return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])
-    log_p = -np.logaddexp(0.0, -decisions)
-    return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))

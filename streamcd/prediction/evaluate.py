@@ -13,7 +13,6 @@ from ..core.options import takes
 from ..core.setting import class_indices
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
-from ..models.scoring import positive_scores
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
 from .options import EvaluateOptions
@@ -64,7 +63,7 @@ class _Evaluation:
         if self.costs is not None:
             self.loss += float(row_losses(model, place, decisions, self.costs[place] * weight, weight).sum())
         if model.n_classes == 2:
-            self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
+            self.roc.add(model.choice.preferences(decisions)[:, 0], place == 1, weight)
 
     def _add_confusion(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         labels = np.union1d(self.labels, label)

@@ -19,7 +19,6 @@ from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import has_column
 from ..dataset.writer import TableWriter
 from ..models.model import Model
-from ..models.scoring import positive_scores
 from .scorer import row_bytes
 
 Output = str | os.PathLike[str] | TextIO
@@ -92,9 +91,7 @@ class PredictionColumns:
         columns["prediction"] = self._labels.take(pa.array(model.places(decisions)))
         of_decisions, of_probabilities = self._of_labels
         if self.decision:
-            is_one = len(of_decisions) == 1
-            scores = positive_scores(model.choice, decisions)[None] if is_one else model.scores(decisions).T
-            columns |= zip(of_decisions, scores, strict=True)
+            columns |= zip(of_decisions, model.choice.preferences(decisions).T, strict=True)
         if self.proba:
             columns |= zip(of_probabilities, np.exp(model.log_probabilities(decisions)).T, strict=True)
         return pa.table(columns)

@@ -21,7 +21,6 @@ from ..core.storage import local_path
 from ..dataset.kept_columns import InOrder
 from ..models.encoding import count_unknown
 from ..models.model import Model
-from ..models.scoring import positive_scores
 from ..models.stored import load_model
 from .options import PredictOptions
 from .outputs import (
@@ -128,7 +127,8 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
             return np.exp(model.log_probabilities(decisions))
         if not asked.decision:
             return model.predicted(decisions)
-        return positive_scores(model.choice, decisions) if model.n_classes <= 2 else model.scores(decisions)
+        preferences: np.ndarray = model.choice.preferences(decisions)
+        return preferences[:, 0] if model.n_classes <= 2 else preferences
 
     none = values(np.empty((0, model.n_vectors)))  # raises before any work
     scorer = Scorer(data, model, asked)

@@ -112,7 +112,7 @@ class Scorer:
             self._indices = indices_of(self.dataset)
             needs |= {
                 "the client of the URL": self.dataset.client_bytes,
-                "one chunk": chunk_bytes(self.dataset, scales=self._scaling is not None),
+                "one chunk": chunk_bytes(self.dataset),
                 "indices of features": self._indices.nbytes,
             }
         else:
@@ -140,13 +140,7 @@ class Scorer:
             self._source = self._open(room)
             self.left -= 3 * room // 8
         elif self._workers == 1:
-            count, taken = affordable_threads(
-                self.dataset,
-                room // 4,
-                model.n_vectors,
-                self._threads.count,
-                scales=self._scaling is not None,
-            )
+            count, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads.count)
             self._threads = Threads(count)
             self.left -= taken
 
@@ -408,24 +402,18 @@ def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
     return dataset.read(chunks[number])
 
 
-def chunk_bytes(dataset: Dataset, *, scales: bool = False) -> int:
-    """Count the bytes to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
-    n_entries, n_rows = _largest_chunk(dataset)
-    row_bytes = 96  # besides its entries: six numbers, as stored and decoded
-    return n_entries * (2 * dataset.entry_bytes + (16 if scales else 8)) + n_rows * row_bytes
+def chunk_bytes(dataset: Dataset, n_vectors: int = 0) -> int:
+    """Count the bytes of the largest chunk: as stored, decoded, and again with 64-bit features and scaled values; and scored."""
+    n_entries, n_rows = (int(np.diff(at).max(initial=0)) for at in (dataset.entry_start, dataset.row_start))
+    # of a row six numbers, as stored and decoded, besides its entries
+    return n_entries * (2 * dataset.entry_bytes + 16) + n_rows * (96 + 8 * n_vectors)
 
 
-def affordable_threads(
-    dataset: Dataset, n_bytes: int, n_vectors: int, most: int, *, scales: bool = False
-) -> tuple[int, int]:
-    """Return how many threads can score chunks within so many bytes, at most `most`, and the bytes that they take.
+def affordable_threads(dataset: Dataset, memory: int, n_vectors: int, most: int) -> tuple[int, int]:
+    """Return how many threads, at most `most`, can score chunks, and the bytes that they take.
 
     Of several, each has a chunk, or its scores wait; a single one takes nothing besides its chunk.
     """
-    each = chunk_bytes(dataset, scales=scales) + AHEAD_BYTES + _largest_chunk(dataset)[1] * 8 * n_vectors
-    count = 1 + min(most - 1, n_bytes // each, dataset.n_chunks)
+    each = chunk_bytes(dataset, n_vectors) + AHEAD_BYTES
+    count = 1 + min(most - 1, memory // each, dataset.n_chunks)
     return count, count * each if count > 1 else 0
-
-
-def _largest_chunk(dataset: Dataset) -> tuple[int, int]:
-    return int(np.diff(dataset.entry_start).max(initial=0)), int(np.diff(dataset.row_start).max(initial=0))
