@@ -183,7 +183,8 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
             row = int(rows.source[missing[0]]) + 1
             column = "" if model.encoding is None else f" in the column {model.encoding.label!r}"
             raise DataError(
-                f"{scorer.name}, row {row:,}: expected a label{column} to compare with, found none; predict needs none"
+                f"{data if scorer.files.paths else 'data in memory'}, row {row:,}: expected a label{column} to compare "
+                "with, found none; predict needs none"
             )
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))

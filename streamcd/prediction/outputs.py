@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from ..core.errors import UsageError
 from ..core.files import begins_with
 from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import has_column
+from ..dataset.kept_columns import InOrder
 from ..dataset.writer import TableWriter
 from ..models.model import Model
 from .scorer import row_bytes
@@ -81,10 +82,10 @@ class PredictionColumns:
         decisions = ["decision"] if len(texts) <= 2 else [f"decision_{label}" for label in texts]
         return [decisions, [f"probability_{label}" for label in texts]]
 
-    def table(self, first_row: int, decisions: np.ndarray, identity: Any = None) -> pa.Table:
-        """Make a table of rows that follow each other in the source."""
+    def table(self, first_row: int, decisions: np.ndarray, identities: InOrder) -> pa.Table:
+        """Make a table of rows that follow each other in the source, identified by the next of `identities`."""
         model = self.model
-        columns = {self.identity: identity} if self.identity else {}
+        columns = {self.identity: identities.take(len(decisions))} if self.identity else {}
         columns["source"] = np.arange(first_row, first_row + len(decisions))
         if model.has_targets:
             return pa.table(columns | {"prediction": decisions[:, 0]})

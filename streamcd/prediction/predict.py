@@ -86,7 +86,7 @@ def predict(
     form = output_format(out)
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
     columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
-    columns.table(0, np.empty((0, model.n_vectors)))  # raises before any work
+    columns.table(0, np.empty((0, model.n_vectors)), InOrder())  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     scorer = Scorer(data, model, asked, scratch=scratch)
     memory = scorer.left
@@ -102,7 +102,7 @@ def predict(
     else:
         path = local_path(out, "predictions")
         is_kind = partial(is_output, form=form)
-        check_output(path, KINDS[form], is_kind, force=asked.force, inputs=scorer.paths)
+        check_output(path, KINDS[form], is_kind, force=asked.force, inputs=scorer.files.paths)
         with replacing(path) as (partial_path,):
             if form == "parquet":
                 write_parquet(partial_path, tables, model, memory)
@@ -156,29 +156,22 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
 def _tables(scorer: Scorer, columns: PredictionColumns, memory: int) -> Iterator[Any]:
     """Yield tables of predictions, in the order of the source, with what identifies the rows."""
     dataset = scorer.dataset
-    stored = dataset.read_kept(columns.identity) if dataset is not None and columns.identity else None
-    identities = InOrder(stored)
-    n_rows = 0
-    for decisions in _in_source_order(scorer, memory, identities if columns.identity else None):
-        identity = identities.take(len(decisions)) if columns.identity else None
-        yield columns.table(n_rows, decisions, identity)
-        n_rows += len(decisions)
-
-
-def _in_source_order(scorer: Scorer, memory: int, identities: InOrder | None) -> Iterator[np.ndarray]:
-    """Yield blocks of decisions in the order of the source; adds to `identities` those that come with the rows."""
-    dataset = scorer.dataset
     if dataset is None:
+        identities = InOrder()
         for block in scorer.blocks("predict"):
-            if identities is not None:
+            if columns.identity:
                 identities.add(block.identity)
-            yield block.decisions
+            yield columns.table(int(block.source[0]), block.decisions, identities)
         return
+    identities = InOrder(dataset.read_kept(columns.identity) if columns.identity else None)
     with scratch_directory(scorer.scratch, "predict") as directory:
         order = SourceOrder(dataset.n_rows, scorer.model.n_vectors, memory, directory)
         for block in scorer.blocks("predict"):
             order.add(block.source, block.decisions)
-        yield from order.blocks(scorer.block_rows)
+        n_rows = 0
+        for decisions in order.blocks(scorer.block_rows):
+            yield columns.table(n_rows, decisions, identities)
+            n_rows += len(decisions)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -90,24 +90,24 @@ class Scorer:
         threads: int = 0,
         scratch: Path | None = None,
     ) -> None:
+        if _is_dataset(data):
+            data = open_dataset(data)
         self.model = model
+        self.dataset = data if isinstance(data, Dataset) else None
+        self.files = expand(data) if is_files(data) else Files([], {}, {})
+        self.id_column = ""
         self.listener = options.listener or Listener()
         self.counts = Counts()
-        self.dataset: Dataset | None = None
-        self.paths: list[str] = []
+        self.scratch = scratch or Path(tempfile.gettempdir())
+        self.block_rows = max(_BLOCK_BYTES // row_bytes(model), 1)
         self._data = data
         self._compared = compared
-        self.scratch = scratch or Path(tempfile.gettempdir())
         self._scaling = model.scaling if model.scaling.changes_values else None
         self._source: Source | None = None
         self._workers = options.workers
         self._threads = Threads(threads or max(available_cores() // self._workers, 1))
-        self.block_rows = max(_BLOCK_BYTES // row_bytes(model), 1)
-        memory = parse_size(options.memory)
         needs = {"the model": _model_bytes(model), "decisions": self.block_rows * row_bytes(model)}
-        if isinstance(data, Dataset) or _is_dataset(data):
-            self.dataset = data if isinstance(data, Dataset) else open_dataset(data)
-            self.name = str(self.dataset.path)
+        if self.dataset is not None:
             self._scaling = _missing_scaling(self.dataset, model)
             self._indices = indices_of(self.dataset)
             needs |= {
@@ -116,40 +116,35 @@ class Scorer:
                 "indices of features": self._indices.nbytes,
             }
         else:
-            self.name = str(data) if is_files(data) else "data in memory"
-            self._files = expand(data) if is_files(data) else Files([], {}, {})
-            self.paths = self._files.paths
-            are_plain = all(map(is_plain, self.paths))
+            paths = self.files.paths
+            are_plain = all(map(is_plain, paths))
             needs |= {
-                "the client of the URL": REMOTE_BYTES if any(map(is_url, self.paths)) else 0,
+                "the client of the URL": REMOTE_BYTES if any(map(is_url, paths)) else 0,
                 "rows being read": _TEXT_BLOCKS_HELD << 16,
                 "decompression": 0 if are_plain else LEAST_DECODER_BYTES,
-                "columns being read": self._open(0).held_bytes if self.paths and are_plain else 0,
+                "columns being read": self._open(0).held_bytes if paths and are_plain else 0,
             }
-            if self._workers > 1 and (not self.paths or total_bytes(self.paths) is None):
+            if self._workers > 1 and (not paths or total_bytes(paths) is None):
                 self._workers = 1
                 self.listener.warning(
                     "blocks, standard input, pipes and servers without ranges are read by one process: continuing with "
                     "--workers 1"
                 )
+        memory = parse_size(options.memory)
         room = self.left = require(memory, needs, "give a larger --memory, or leave --proba out")
         if self._workers > 1:
             room = memory_per_worker(memory, self._workers, needs, {"model": needs["the model"]})
             self._worker_bytes = RESERVED_BYTES + sum(needs.values()) + room
         if self.dataset is None:
             self._source = self._open(room)
+            self.id_column = self._source.encoding.id if self._source.encoding else ""
             self.left -= 3 * room // 8
-        elif self._workers == 1:
+            return
+        self.id_column = self.dataset.id_column
+        if self._workers == 1:
             count, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads.count)
             self._threads = Threads(count)
             self.left -= taken
-
-    @property
-    def id_column(self) -> str:
-        """The column that identifies rows; empty without one."""
-        if self.dataset is not None:
-            return self.dataset.id_column
-        return self._source.encoding.id if self._source is not None and self._source.encoding else ""
 
     def _open(self, room: int) -> Source:
         """Open files, or blocks in memory, as a source of rows with the model's features.
@@ -179,8 +174,8 @@ class Scorer:
             of_numbers=model.class_names is None,
             end_label=2.0**53 if self._compared and not model.has_targets else np.inf,
         )
-        if self.paths:
-            return open_source(self._files, "auto", reading, TableOptions())
+        if self.files.paths:
+            return open_source(self.files, "auto", reading, TableOptions())
         return open_data(self._data, reading, TableOptions())
 
     def blocks(self, phase: str) -> Iterator[ScoredBlock]:
@@ -287,8 +282,7 @@ class Scorer:
                 elif self._source is not None:
                     parts = counted_tasks(self._source, n_parts, pool)
                     sizes = [task.pieces[0].n_bytes for task in parts]
-                data = self._data if dataset is None else dataset
-                shared = data, self._compared, self._worker_bytes, self._threads.count
+                shared = self._data, self._compared, self._worker_bytes, self._threads.count
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
                 tasks = [(path, part, *shared) for path, part in zip(paths, parts, strict=True)]
                 unit = "B" if dataset is None else "rows"
@@ -319,7 +313,7 @@ def _score_part(
 
 
 def _is_dataset(data: Any) -> bool:
-    """Return whether a path is a dataset; files in other directories are read like a glob."""
+    """Tell the path of a dataset; files in other directories are read like a glob."""
     return isinstance(data, str | os.PathLike) and (location(data) / "manifest.json").exists()
 
 
@@ -379,12 +373,13 @@ def score_chunks(
     """
     count = threads.count
     readers = [dataset, *(dataset.reopen() for _ in range(count - 1))]
-    # a reader has the chunks first, first + count, …, of which a thread takes one after the other
-    shares = [chunks[first::count] for first in range(count)]
 
     def read_and_score(number: int) -> Iterable[Scored]:
-        reader, share = readers[number % count], shares[number % count]
-        scored = score_chunk(_read_chunk(reader, share, number // count))
+        # a reader has every `count`-th chunk, and announces 16 of them, about 16 MB
+        reader = readers[number % count]
+        first = number if number < count else number + 15 * count
+        reader.announce(chunks[first : number + 16 * count : count], FIRST_OF_ALL)
+        scored = score_chunk(reader.read(chunks[number]))
         return scored if count == 1 else list(scored)
 
     calls = (partial(read_and_score, number) for number in range(len(chunks)))
@@ -395,15 +390,8 @@ def score_chunks(
             reader.close()
 
 
-def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
-    """Read one of the chunks of a reader, and announce later ones."""
-    ahead = chunks[number + 15 : number + 16] if number else chunks[:16]  # about 16 MB
-    dataset.announce(ahead, FIRST_OF_ALL)
-    return dataset.read(chunks[number])
-
-
 def chunk_bytes(dataset: Dataset, n_vectors: int = 0) -> int:
-    """Count the bytes of the largest chunk: as stored, decoded, and again with 64-bit features and scaled values; and scored."""
+    """Count the bytes of the largest chunk: as stored, decoded, again with 64-bit features and scaled values, and scored."""
     n_entries, n_rows = (int(np.diff(at).max(initial=0)) for at in (dataset.entry_start, dataset.row_start))
     # of a row six numbers, as stored and decoded, besides its entries
     return n_entries * (2 * dataset.entry_bytes + 16) + n_rows * (96 + 8 * n_vectors)
