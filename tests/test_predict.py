@@ -18,7 +18,7 @@ from heard import Heard
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.prediction.predict import SourceOrder
+from streamcd.prediction.predict import in_source_order
 from streamcd.prediction.sums import RocArea
 
 
@@ -145,15 +145,10 @@ def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
 @pytest.mark.parametrize("memory_bytes", [1, 100_000, 10**9])
 @pytest.mark.parametrize("n_rows", [0, 20_000])
 def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_bytes):
-    order = SourceOrder(n_rows, 2, memory_bytes, tmp_path)
     places = np.random.default_rng(0).permutation(n_rows)
-    for block in np.array_split(places, 7):
-        order.add(block, np.stack([block * 1.0, block * -2.0], axis=1))
-    blocks = list(order.blocks(777))
-    assert all(block.shape[0] <= 777 for block in blocks)
-    if n_rows:
-        found = np.concatenate(blocks)
-        np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
+    rows = ((block, np.stack([block * 1.0, block * -2.0], axis=1)) for block in np.array_split(places, 7))
+    found = np.concatenate([*in_source_order(rows, n_rows, 2, memory_bytes, tmp_path)])
+    np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
 
 
 def many_classes(n_classes: int = 300) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -164,14 +164,14 @@ def _tables(scorer: Scorer, columns: PredictionColumns, memory: int) -> Iterator
             yield columns.table(int(block.source[0]), block.decisions, identities)
         return
     identities = InOrder(dataset.read_kept(columns.identity) if columns.identity else None)
+    n_rows = 0
     with scratch_directory(scorer.scratch, "predict") as directory:
-        order = SourceOrder(dataset.n_rows, scorer.model.n_vectors, memory, directory)
-        for block in scorer.blocks("predict"):
-            order.add(block.source, block.decisions)
-        n_rows = 0
-        for decisions in order.blocks(scorer.block_rows):
-            yield columns.table(n_rows, decisions, identities)
-            n_rows += len(decisions)
+        rows = ((block.source, block.decisions) for block in scorer.blocks("predict"))
+        parts = in_source_order(rows, dataset.n_rows, scorer.model.n_vectors, memory, directory)
+        for part in parts:
+            for decisions in np.split(part, range(scorer.block_rows, len(part), scorer.block_rows)):
+                yield columns.table(n_rows, decisions, identities)
+                n_rows += len(decisions)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,53 +181,37 @@ _LEAST_ROWS = 1024
 """Least rows in a bucket, and least rows buffered for writing, whatever the memory."""
 
 
-class SourceOrder:
-    """Sorter of records, one of floats per row, by the row's number in the source.
+def in_source_order(
+    rows: Iterable[tuple[np.ndarray, np.ndarray]],
+    n_rows: int,
+    n_columns: int,
+    memory: int,
+    scratch: Path,
+) -> Iterator[np.ndarray]:
+    """Yield records, of `n_columns` floats for each row, in the order of the source, in parts that fit in memory.
 
-    Records that do not fit in memory are partitioned into buckets, one per range of source rows, each of which fits.
-    Source rows are 0 … n_rows − 1, each of them once; `scratch` is an empty directory, for the buckets.
+    `rows` are blocks of numbers in the source, each of 0 … n_rows − 1 once, and of records. Those that do not fit in memory
+    are partitioned into buckets in `scratch`, one for each range of source rows.
     """
-
-    def __init__(
-        self, n_rows: int, n_columns: int, memory_bytes: int, scratch: str | os.PathLike[str]
-    ) -> None:
-        self._layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
-        # a bucket is sorted while blocks of a quarter of its size are read
-        fitting = memory_bytes // (16 * (1 + n_columns))
-        self._bucket_rows = max(_LEAST_ROWS, fitting, n_rows // (MAX_BUCKETS - 1))
-        self._n_rows, self._n_columns, self._path = n_rows, n_columns, Path(scratch) / "run"
-        self._ordered: np.ndarray | None = None
-        if n_rows <= self._bucket_rows:
-            self._ordered = np.empty((n_rows, n_columns))
-        else:
-            n_buckets = -(-n_rows // self._bucket_rows)
-            waiting = max(2 * memory_bytes // 3, _LEAST_ROWS * self._layout.record_bytes)
-            self._writer = PartitionWriter(self._path, self._layout, n_buckets, waiting)
-
-    def add(self, source_row: np.ndarray, records: np.ndarray) -> None:
-        """Take rows: their numbers in the source, int64 (rows,), and records, float64 (rows, n_columns)."""
-        if self._ordered is not None:
-            self._ordered[source_row] = records
-        else:
-            bucket = (source_row // self._bucket_rows).astype(np.uint16)
-            self._writer.append(bucket, Records((source_row, records)))
-
-    def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        """Yield all records in order, at most `rows` at a time."""
-        for ordered in self._buckets():
-            for row in range(0, len(ordered), rows):
-                yield ordered[row : row + rows]
-
-    def _buckets(self) -> Iterator[np.ndarray]:
-        if self._ordered is not None:
-            yield self._ordered
-            return
-        self._writer.close()
-        del self._writer  # its memory
-        with PartitionReader([self._path], self._layout) as reader:
-            for bucket, start in enumerate(range(0, self._n_rows, self._bucket_rows)):
-                ordered = np.empty((min(self._bucket_rows, self._n_rows - start), self._n_columns))
-                for block in reader.blocks(bucket, self._bucket_rows * self._layout.record_bytes // 4):
-                    source_row, records = block.fields
-                    ordered[source_row - start] = records
-                yield ordered
+    # a bucket is sorted while blocks of a quarter of its size are read
+    bucket_rows = max(_LEAST_ROWS, memory // (16 * (1 + n_columns)), n_rows // (MAX_BUCKETS - 1))
+    if n_rows <= bucket_rows:
+        ordered = np.empty((n_rows, n_columns))
+        for source, records in rows:
+            ordered[source] = records
+        yield ordered
+        return
+    layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
+    waiting = max(2 * memory // 3, _LEAST_ROWS * layout.record_bytes)
+    path = scratch / "run"
+    with PartitionWriter(path, layout, -(-n_rows // bucket_rows), waiting) as writer:
+        for source, records in rows:
+            writer.append((source // bucket_rows).astype(np.uint16), Records((source, records)))
+    del writer  # its memory
+    with PartitionReader([path], layout) as reader:
+        for bucket, start in enumerate(range(0, n_rows, bucket_rows)):
+            ordered = np.empty((min(bucket_rows, n_rows - start), n_columns))
+            for block in reader.blocks(bucket, bucket_rows * layout.record_bytes // 4):
+                source, records = block.fields
+                ordered[source - start] = records
+            yield ordered
