@@ -24,12 +24,12 @@ from .scorer import row_bytes
 
 Output = str | os.PathLike[str] | TextIO
 
-KINDS = {
-    "parquet": "a Parquet file of predictions",
-    "csv": "a CSV file of predictions",
-    "text": "a text file of predictions",
+FORMATS = {
+    ".parquet": "a Parquet file of predictions",
+    ".csv": "a CSV file of predictions",
+    ".txt": "a text file of predictions",
 }
-"""Names of the files by format, for refusals."""
+"""Formats, by the endings of names of files, with names for refusals."""
 
 _GROUP_ROWS = 1 << 16
 """Rows of a row group of Parquet, at most."""
@@ -37,17 +37,15 @@ _GROUP_ROWS = 1 << 16
 _FOOTER_BYTES = 900
 """Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
 
-_FORMATS = {".parquet": "parquet", ".csv": "csv", ".txt": "text"}
-
 
 def output_format(out: Output) -> str:
-    """Return ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
+    """Return one of `FORMATS` by the name of a file; streams get text."""
     if not isinstance(out, str | os.PathLike):
         if not hasattr(out, "write"):
             raise UsageError(f"out: expected a path or a text file, found {type(out).__name__}")
-        return "text"
-    form = _FORMATS.get(Path(out).suffix.lower())
-    if form is None:
+        return ".txt"
+    form = Path(out).suffix.lower()
+    if form not in FORMATS:
         raise UsageError(
             f"{out}: expected a name in .parquet, .csv or .txt: predictions are written in these formats"
         )
@@ -56,10 +54,10 @@ def output_format(out: Output) -> str:
 
 def is_output(path: Path, form: str) -> bool:
     """Return whether a file is of a format's kind."""
-    if form == "parquet":
+    if form == ".parquet":
         return has_column(path, "prediction")
     csv_header = rb'([^\n]+,)?"?source"?,"?prediction"?[,\n\r]'
-    return begins_with(path, csv_header if form == "csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]")
+    return begins_with(path, csv_header if form == ".csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]")
 
 
 @dataclass(frozen=True)

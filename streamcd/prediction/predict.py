@@ -24,7 +24,7 @@ from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
 from .outputs import (
-    KINDS,
+    FORMATS,
     Output,
     PredictionColumns,
     is_output,
@@ -85,14 +85,14 @@ def predict(
         return _predictions(data, model, asked)
     form = output_format(out)
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
-    columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
+    columns = PredictionColumns(model, asked.decision or form == ".parquet", asked.proba)
     columns.table(0, np.empty((0, model.n_vectors)), InOrder())  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     scorer = Scorer(data, model, asked, scratch=scratch)
     memory = scorer.left
-    if form != "text":
+    if form != ".txt":
         columns = replace(columns, identity=scorer.id_column)
-    if form == "parquet" and scorer.dataset is not None:
+    if form == ".parquet" and scorer.dataset is not None:
         memory //= 2
     tables = _tables(scorer, columns, memory)
     labels = model.label_texts() if asked.proba else []
@@ -102,11 +102,11 @@ def predict(
     else:
         path = local_path(out, "predictions")
         is_kind = partial(is_output, form=form)
-        check_output(path, KINDS[form], is_kind, force=asked.force, inputs=scorer.files.paths)
+        check_output(path, FORMATS[form], is_kind, force=asked.force, inputs=scorer.files.paths)
         with replacing(path) as (partial_path,):
-            if form == "parquet":
+            if form == ".parquet":
                 write_parquet(partial_path, tables, model, memory)
-            elif form == "csv":
+            elif form == ".csv":
                 write_csv(partial_path, tables)
             else:
                 with open(partial_path, "w", encoding="utf-8", newline="") as file:

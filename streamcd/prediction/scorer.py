@@ -131,17 +131,15 @@ class Scorer:
                     "--workers 1"
                 )
         memory = parse_size(options.memory)
-        room = self.left = require(memory, needs, "give a larger --memory, or leave --proba out")
-        if self._workers > 1:
-            room = memory_per_worker(memory, self._workers, needs, {"model": needs["the model"]})
-            self._worker_bytes = RESERVED_BYTES + sum(needs.values()) + room
+        self.left = require(memory, needs, "give a larger --memory, or leave --proba out")
+        room = memory_per_worker(memory, self._workers, needs, {"model": needs["the model"]})
+        self._worker_bytes = RESERVED_BYTES + sum(needs.values()) + room
         if self.dataset is None:
             self._source = self._open(room)
             self.id_column = self._source.encoding.id if self._source.encoding else ""
             self.left -= 3 * room // 8
-            return
-        self.id_column = self.dataset.id_column
-        if self._workers == 1:
+        else:
+            self.id_column = self.dataset.id_column
             count, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads.count)
             self._threads = Threads(count)
             self.left -= taken
