@@ -258,5 +258,5 @@ def lent_workers() -> Iterator[LentWorkers]:
 def lend(lent_workers: LentWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that have been started do the work of all calls with several workers; small files are cut as well."""
     monkeypatch.setattr(byte_sources, "LEAST_RANGE_BYTES", 1 << 14)
-    for module in ("conversion.convert", "conversion.transpose", "dataset.verify", "prediction.scored_rows"):
+    for module in ("conversion.convert", "conversion.transpose", "dataset.verify", "prediction.scorer"):
         monkeypatch.setattr(f"streamcd.{module}.Pool", lent_workers)

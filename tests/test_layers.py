@@ -45,7 +45,7 @@ BELOW_ALL = {"_version"}
 DOORS = {
     "numba": "kernels/",
     "llvmlite": "kernels/compile kernels/primitives",
-    "pyarrow": "dataset/ conversion/",
+    "pyarrow": "dataset/ conversion/ prediction/outputs",
     "scipy": "dataset/ models/model",
     "msgspec": "core/files runs/config",
     "isal": "conversion/byte_sources dataset/ stream/slot_store",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import lzma
 import os
@@ -18,7 +19,8 @@ from heard import Heard
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
-from streamcd.prediction.predict import SourceOrder
+from streamcd.prediction import scorer
+from streamcd.prediction.predict import in_source_order
 from streamcd.prediction.sums import RocArea
 
 
@@ -134,6 +136,47 @@ def test_only_files_of_predictions_of_the_same_format_are_replaced(small_problem
         predict(text, model, tmp_path / "p.json")
 
 
+def test_csv_has_a_plain_header_and_strings_in_quotes(tmp_path):
+    names = ["no", 'a "big", one']
+    model = a_model(np.ones((2, 2)), np.arange(2.0), weights=np.array([[1.0], [0.0]]), intercept=np.zeros(1))
+    model = dataclasses.replace(model, class_names=names, loss="log_loss")
+    (tmp_path / "data").write_text("1:-1\n1:2\n")
+    predict(tmp_path / "data", model, tmp_path / "p.csv", decision=True, proba=True)
+    header, *lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert header == 'source,prediction,decision,probability_no,"probability_a ""big"", one"'
+    assert [line.rsplit(",", 2)[0] for line in lines] == ['0,"no",-1', '1,"a ""big"", one",2']
+    (tmp_path / "p.csv").write_text('"source","prediction"\n')  # as other writers quote it
+    predict(tmp_path / "data", model, tmp_path / "p.csv", force=True)
+
+
+def test_predictions_are_the_same_in_any_memory(
+    small_problem, libsvm_file, made_dataset, tmp_path, monkeypatch
+):
+    x, y = small_problem("multiclass")
+    model, found = a_model(x, y, "log_loss"), set()
+    for source in (libsvm_file(x, y), made_dataset(x, y)):
+        for block_bytes in (1, 5000, 8 << 20):
+            monkeypatch.setattr(scorer, "_BLOCK_BYTES", block_bytes)
+            predict(
+                source, model, tmp_path / "p.txt", proba=True, force=True, memory=RESERVED_BYTES + 30_000_000
+            )
+            found.add((tmp_path / "p.txt").read_text())
+    assert len(found) == 1
+
+
+def test_several_files_are_predicted_one_after_the_other(small_problem, libsvm_file):
+    x, y = small_problem("random")
+    text, model = libsvm_file(x, y), a_model(x, y)
+    assert predict([text, text], model).tolist() == 2 * predict(text, model).tolist()
+
+
+def test_a_row_that_does_not_fit_is_refused(small_problem, tmp_path):
+    x, y = small_problem("random")
+    (tmp_path / "data").write_text("1" + " 1:1.000000" * 300_000 + "\n")
+    with pytest.raises(DataError, match="expected lines of at most"):
+        predict(tmp_path / "data", a_model(x, y), io.StringIO(), memory=RESERVED_BYTES + 40_000_000)
+
+
 def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
     x, y = small_problem("random")
     (tmp_path / "bad.libsvm").write_text("1 1:1\n1 2:x\n")
@@ -145,15 +188,10 @@ def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
 @pytest.mark.parametrize("memory_bytes", [1, 100_000, 10**9])
 @pytest.mark.parametrize("n_rows", [0, 20_000])
 def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_bytes):
-    order = SourceOrder(n_rows, 2, memory_bytes, tmp_path)
     places = np.random.default_rng(0).permutation(n_rows)
-    for block in np.array_split(places, 7):
-        order.add(block, np.stack([block * 1.0, block * -2.0], axis=1))
-    blocks = list(order.blocks(777))
-    assert all(block.shape[0] <= 777 for block in blocks)
-    if n_rows:
-        found = np.concatenate(blocks)
-        np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
+    rows = ((block, np.stack([block * 1.0, block * -2.0], axis=1)) for block in np.array_split(places, 7))
+    found = np.concatenate([*in_source_order(rows, n_rows, 2, memory_bytes, tmp_path)])
+    np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
 
 
 def many_classes(n_classes: int = 300) -> Model:

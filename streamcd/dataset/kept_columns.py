@@ -147,11 +147,6 @@ class InOrder:
         return values.slice(0, n)
 
 
-def texts_of(values: Any) -> list[str]:
-    """Format values as text, missing ones as nothing."""
-    return [text or "" for text in values.cast(pa.large_string()).to_pylist()]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Categories
 

@@ -43,12 +43,12 @@ def class_labels(classes: list[float], label_kind: str, names: list[str] | None)
 
 
 def schema(**columns: Any) -> Schema:
-    """Describe columns without nulls, given by name as numpy types or `str`, and with nulls by types of Arrow's."""
+    """Describe columns without nulls, given by name as numpy types, and with nulls by types of Arrow's."""
     return pa.schema(
         [
             pa.field(name, dtype)
             if isinstance(dtype, pa.DataType)
-            else pa.field(name, pa.string() if dtype is str else pa.from_numpy_dtype(dtype), nullable=False)
+            else pa.field(name, pa.from_numpy_dtype(dtype), nullable=False)
             for name, dtype in columns.items()
         ]
     )

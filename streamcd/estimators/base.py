@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError, counted
-from ..core.options import COMPILING, Listener, Progress, listening, warn_once
+from ..core.options import COMPILING, Listener, Progress, SharedWork, listening, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.in_memory import InMemoryDataset
@@ -308,14 +308,14 @@ class LinearModel(BaseEstimator):
 
     def _dataset_decisions(self, dataset: Dataset) -> np.ndarray:
         """Compute the decisions on a dataset's rows, in the order of the source."""
-        from ..prediction.reading_plan import Means
-        from ..prediction.scored_rows import Scoring
+        from ..prediction.scorer import Scorer
 
         threads = Threads(self._n_threads()).count
         # without a budget: all decisions are returned as one array, beside which blocks of rows are small
-        scoring = Scoring(dataset, self.model_, Means(1 << 62, self._listener(), threads=threads))
+        options = SharedWork(memory=1 << 62, listener=self._listener())
+        scorer = Scorer(dataset, self.model_, options, threads=threads)
         decisions = np.empty((dataset.n_rows, self.model_.n_vectors))
-        for rows in scoring.blocks("predict"):
+        for rows in scorer.blocks("predict"):
             decisions[rows.source] = rows.decisions
         return decisions
 

@@ -26,7 +26,7 @@ from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
 from .encoding import Encoding
 from .matrix_encoder import matrix_rows, number_matrix
 from .model_file import STORED_FIELDS, number_text, write_model
-from .scoring import ClassChoice, SparseRows, class_log_probabilities, score
+from .scoring import ClassChoice, SparseRows, score
 from .sparse_weights import SparseWeights, sparse_if_worth
 
 UNKNOWN_CLASS = "(unknown)"
@@ -367,7 +367,7 @@ class Model:
                 "probabilities need a model trained with --loss log_loss or multinomial, and one vector per class; this one "
                 f"was trained with {found}"
             )
-        return class_log_probabilities(self.loss, decisions, is_binary=self.is_binary)
+        return self.choice.log_probabilities(decisions)
 
     def label_text(self, label: float) -> str:
         """Format a label as in the source: a name or a number, integers without a decimal point."""

@@ -1,25 +1,19 @@
-"""Scores of rows, ``x W + intercept``, of a dataset's chunks too, and the classes that they choose.
+"""Scores of rows, ``x W + intercept``, and the classes that they choose.
 
 Predictions, evaluations, held-out folds and estimators are all scored here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
-from typing import NamedTuple, TypeVar
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from ..core.parallel import Threads
 from ..core.setting import has_vector_per_class
-from ..dataset.dataset import Dataset
-from ..dataset.parts import AHEAD_BYTES
-from ..dataset.schema import FIRST_OF_ALL, ChunkData
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 from .sparse_weights import SparseWeights
-
-Scored = TypeVar("Scored")
 
 
 class SparseRows(NamedTuple):
@@ -69,68 +63,6 @@ def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Chunks of a dataset
-
-
-def score_chunks(
-    dataset: Dataset,
-    chunks: range,
-    score_chunk: Callable[[ChunkData], Iterator[Scored]],
-    threads: Threads,
-) -> Iterator[tuple[int, Iterable[Scored]]]:
-    """Read chunks, each by one of the threads, and yield the number of each with what `score_chunk` yields of it, in order.
-
-    A single thread scores a chunk's rows as they are taken.
-    """
-    count = threads.count
-    readers = [dataset, *(dataset.reopen() for _ in range(count - 1))]
-    # a reader has the chunks first, first + count, …, of which a thread takes one after the other
-    shares = [chunks[first::count] for first in range(count)]
-
-    def read_and_score(number: int) -> Iterable[Scored]:
-        reader, share = readers[number % count], shares[number % count]
-        scored = score_chunk(_read_chunk(reader, share, number // count))
-        return scored if count == 1 else list(scored)
-
-    calls = (partial(read_and_score, number) for number in range(len(chunks)))
-    try:
-        yield from zip(chunks, threads.in_order(calls), strict=True)
-    finally:
-        for reader in readers[1:]:
-            reader.close()
-
-
-def _read_chunk(dataset: Dataset, chunks: range, number: int) -> ChunkData:
-    """Read one of the chunks of a reader, and announce later ones."""
-    ahead = chunks[number + 15 : number + 16] if number else chunks[:16]  # about 16 MB
-    dataset.announce(ahead, FIRST_OF_ALL)
-    return dataset.read(chunks[number])
-
-
-def chunk_bytes(dataset: Dataset, *, scales: bool = False) -> int:
-    """Count the bytes to read the largest chunk: as stored, decoded, and again with 64-bit features or scaled values."""
-    n_entries, n_rows = _largest_chunk(dataset)
-    row_bytes = 96  # besides its entries: six numbers, as stored and decoded
-    return n_entries * (2 * dataset.entry_bytes + (16 if scales else 8)) + n_rows * row_bytes
-
-
-def affordable_threads(
-    dataset: Dataset, n_bytes: int, n_vectors: int, most: int, *, scales: bool = False
-) -> tuple[int, int]:
-    """Return how many threads can score chunks within so many bytes, at most `most`, and the bytes that they take.
-
-    Of several, each has a chunk, or its scores wait; a single one takes nothing besides its chunk.
-    """
-    each = chunk_bytes(dataset, scales=scales) + AHEAD_BYTES + _largest_chunk(dataset)[1] * 8 * n_vectors
-    count = 1 + min(most - 1, n_bytes // each, dataset.n_chunks)
-    return count, count * each if count > 1 else 0
-
-
-def _largest_chunk(dataset: Dataset) -> tuple[int, int]:
-    return int(np.diff(dataset.entry_start).max(initial=0)), int(np.diff(dataset.row_start).max(initial=0))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Classes
 
 
@@ -146,16 +78,19 @@ class ClassChoice:
         self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
     ) -> None:
         self.is_twin, self.code, self._weights = LOSSES[loss].form == PLANES, code, weights
+        self._loss = loss
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
 
     def scores(self, decisions: np.ndarray) -> np.ndarray:
         """Compute ``h(x)·M_r`` of every class ``r``, up to a constant common to all classes; shape (rows, classes).
 
-        For twin planes, minus the distance to each class's plane.
+        For twin planes, minus the distance to each class's plane, infinite where its ``‖w‖`` is 0.
         """
         if self.is_twin:
-            return -plane_distances(decisions, self.plane_norms)
+            distances = np.full(decisions.shape, np.inf)
+            norms = self.plane_norms
+            return -np.divide(np.abs(decisions), norms, out=distances, where=norms > 0)
         return decisions if self.one_vector_per_class else decisions @ self.score_code()
 
     def places(self, decisions: np.ndarray) -> np.ndarray:
@@ -164,6 +99,28 @@ class ClassChoice:
             positive = decisions[:, 0] >= 0 if self._order[0] == 1 else decisions[:, 0] > 0
             return positive.astype(np.int64)
         return self._order[self.scores(decisions)[:, self._order].argmax(axis=1)]
+
+    def preferences(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the scores of several classes, or the preference for the larger of two, shape (rows, 1)."""
+        if len(self.code) > 2:
+            return self.scores(decisions)
+        if decisions.shape[1] == 1:
+            return decisions
+        scores = self.scores(decisions)
+        both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
+        with np.errstate(invalid="ignore"):
+            return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])[:, np.newaxis]
+
+    def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
+        """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
+
+        The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
+        """
+        if self.is_binary:
+            return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])
+        is_softmax = LOSSES[self._loss].form == CLASSES
+        log_p = decisions if is_softmax else -np.logaddexp(0.0, -decisions)
+        return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))
 
     @cached_property
     def one_vector_per_class(self) -> bool:
@@ -188,22 +145,3 @@ class ClassChoice:
         # into the identity, so that scores are the decisions themselves, to the last bit
         code = self.code if (self.code == 0).any() else (self.code + 1) // 2
         return code.T.astype(np.float64)
-
-
-def plane_distances(h: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Compute ``|h_k| / ‖w_k‖`` of rows and planes; infinite for a plane with ``‖w‖ = 0``."""
-    distances = np.full(h.shape, np.inf)
-    return np.divide(np.abs(h), norms, out=distances, where=norms > 0)
-
-
-def class_log_probabilities(loss: str, decisions: np.ndarray, *, is_binary: bool) -> np.ndarray:
-    """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
-
-    The softmax of multinomial decisions; else the logistic function of each, with several classes divided by their sum.
-    """
-    if LOSSES[loss].form == CLASSES:
-        return np.asarray(decisions - np.logaddexp.reduce(decisions, axis=1, keepdims=True))
-    if is_binary:
-        return np.hstack([-np.logaddexp(0.0, decisions), -np.logaddexp(0.0, -decisions)])
-    log_p = -np.logaddexp(0.0, -decisions)
-    return np.asarray(log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True))

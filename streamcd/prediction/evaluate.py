@@ -16,9 +16,7 @@ from ..models.model import Model
 from ..models.stored import load_model
 from ..solvers.problem import losses_of, row_losses
 from .options import EvaluateOptions
-from .outputs import positive_scores
-from .reading_plan import Means
-from .scored_rows import ScoredRows, Scoring
+from .scorer import ScoredBlock, Scorer
 from .sums import RocArea, WeightedMeans
 
 MAX_CONFUSION_LABELS = 1000
@@ -39,7 +37,7 @@ class _Evaluation:
         self.labels, k = model.classes, model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
         self.label_rows, self.confusion = np.zeros(k, dtype=np.int64), np.zeros((k, k))
 
-    def add(self, rows: ScoredRows) -> None:
+    def add(self, rows: ScoredBlock) -> None:
         self.n_rows += rows.label.size
         self.weighted = self.weighted or bool((rows.weight != 1.0).any())
         if not self.model.has_targets:
@@ -49,7 +47,7 @@ class _Evaluation:
         self.all.add_targets(rows.weight, rows.label, predicted)
         self.loss += float(losses_of(self.model.row_loss, rows.label, predicted, rows.weight).sum())
 
-    def _add_classes(self, rows: ScoredRows) -> None:
+    def _add_classes(self, rows: ScoredBlock) -> None:
         model, decisions, weight = self.model, rows.decisions, rows.weight
         predicted = model.places(decisions)
         place, known = class_indices(model.classes, rows.label)
@@ -65,7 +63,7 @@ class _Evaluation:
         if self.costs is not None:
             self.loss += float(row_losses(model, place, decisions, self.costs[place] * weight, weight).sum())
         if model.n_classes == 2:
-            self.roc.add(positive_scores(model.choice, decisions), place == 1, weight)
+            self.roc.add(model.choice.preferences(decisions)[:, 0], place == 1, weight)
 
     def _add_confusion(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         labels = np.union1d(self.labels, label)
@@ -177,15 +175,22 @@ def evaluate(data: Any, model: Model | str | os.PathLike[str], asked: EvaluateOp
     (2000, True, [-1, 1])
     """
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
-    listener = asked.listener
-    scoring = Scoring(data, model, Means.of(asked), compared=True)
-    evaluation = _Evaluation(model, RocArea(scoring.plan.left))
-    for rows in scoring.blocks("evaluate"):
+    scorer = Scorer(data, model, asked, compared=True)
+    evaluation = _Evaluation(model, RocArea(scorer.left))
+    for rows in scorer.blocks("evaluate"):
+        missing = np.flatnonzero(np.isnan(rows.label))
+        if missing.size:
+            row = int(rows.source[missing[0]]) + 1
+            column = "" if model.encoding is None else f" in the column {model.encoding.label!r}"
+            raise DataError(
+                f"{data if scorer.files.paths else 'data in memory'}, row {row:,}: expected a label{column} to compare "
+                "with, found none; predict needs none"
+            )
         if asked.unweighted:
             rows = replace(rows, weight=np.ones(rows.weight.size))
         evaluation.add(rows)
     if evaluation.n_unknown:
-        listener.warning(
+        scorer.listener.warning(
             f"{evaluation.n_unknown:,} rows have labels that the model does not know; they count as errors "
             f"(it knows {first_of(model.label_texts(), 5)})"
         )

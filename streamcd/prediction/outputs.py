@@ -1,41 +1,51 @@
-"""Output of predictions: columns of a Parquet file or of CSV, or lines of text."""
+"""Output of predictions: tables, and the files of Parquet, CSV or text that they are written to."""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
+import pyarrow as pa
 
 from ..core.errors import UsageError
 from ..core.files import begins_with
+from ..core.memory_budget import format_size
 from ..dataset.arrow_columns import has_column
+from ..dataset.kept_columns import InOrder
+from ..dataset.writer import TableWriter
 from ..models.model import Model
-from ..models.scoring import ClassChoice
+from .scorer import row_bytes
 
 Output = str | os.PathLike[str] | TextIO
 
-KINDS = {
-    "parquet": "a Parquet file of predictions",
-    "csv": "a CSV file of predictions",
-    "text": "a text file of predictions",
+FORMATS = {
+    ".parquet": "a Parquet file of predictions",
+    ".csv": "a CSV file of predictions",
+    ".txt": "a text file of predictions",
 }
-"""Names of the files by format, for refusals."""
+"""Formats, by the endings of names of files, with names for refusals."""
 
-_FORMATS = {".parquet": "parquet", ".csv": "csv", ".txt": "text"}
+_GROUP_ROWS = 1 << 16
+"""Rows of a row group of Parquet, at most."""
+
+_FOOTER_BYTES = 900
+"""Bytes that pyarrow keeps for each column of a row group until the file is closed; measured: 860 to 890."""
 
 
 def output_format(out: Output) -> str:
-    """Return ``"parquet"``, ``"csv"`` or ``"text"`` by the name of a file; streams get text."""
+    """Return one of `FORMATS` by the name of a file; streams get text."""
     if not isinstance(out, str | os.PathLike):
         if not hasattr(out, "write"):
             raise UsageError(f"out: expected a path or a text file, found {type(out).__name__}")
-        return "text"
-    form = _FORMATS.get(Path(out).suffix.lower())
-    if form is None:
+        return ".txt"
+    form = Path(out).suffix.lower()
+    if form not in FORMATS:
         raise UsageError(
             f"{out}: expected a name in .parquet, .csv or .txt: predictions are written in these formats"
         )
@@ -44,114 +54,103 @@ def output_format(out: Output) -> str:
 
 def is_output(path: Path, form: str) -> bool:
     """Return whether a file is of a format's kind."""
-    if form == "parquet":
+    if form == ".parquet":
         return has_column(path, "prediction")
-    return begins_with(
-        path, rb"([^\n]+,)?source,prediction[,\n\r]" if form == "csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]"
-    )
+    csv_header = rb'([^\n]+,)?"?source"?,"?prediction"?[,\n\r]'
+    return begins_with(path, csv_header if form == ".csv" else rb"(labels|[-+]?[\d.]\S*)[ \n]")
 
 
 @dataclass(frozen=True)
 class PredictionColumns:
-    """Columns of the predictions of a model."""
+    """Columns of the predictions of a model; `identity` names the one that identifies rows, empty without one."""
 
     model: Model
     decision: bool
     proba: bool
-    identity: str = ""  # column that identifies rows; empty without one
+    identity: str = ""
 
-    @property
-    def _has_one_decision(self) -> bool:
-        return self.model.n_classes <= 2
+    @cached_property
+    def _labels(self) -> pa.Array:
+        return pa.array(self.model.label_numbers())
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns, that of the rows' identity first."""
-        return [*([self.identity] if self.identity else []), *self.types()]
+    @cached_property
+    def _of_labels(self) -> list[list[str]]:
+        """Names of the columns of decisions and of probabilities."""
+        texts = self.model.label_texts()
+        decisions = ["decision"] if len(texts) <= 2 else [f"decision_{label}" for label in texts]
+        return [decisions, [f"probability_{label}" for label in texts]]
 
-    def types(self) -> dict[str, Any]:
-        """Name the columns of predictions, with the type of each."""
-        model, labels = self.model, self.model.label_texts()
+    def table(self, first_row: int, decisions: np.ndarray, identities: InOrder) -> pa.Table:
+        """Make a table of rows that follow each other in the source, identified by the next of `identities`."""
+        model = self.model
+        columns = {self.identity: identities.take(len(decisions))} if self.identity else {}
+        columns["source"] = np.arange(first_row, first_row + len(decisions))
         if model.has_targets:
-            return {"source": np.int64, "prediction": np.float64}
-        names = []
+            return pa.table(columns | {"prediction": decisions[:, 0]})
+        columns["prediction"] = self._labels.take(pa.array(model.places(decisions)))
+        of_decisions, of_probabilities = self._of_labels
         if self.decision:
-            names += ["decision"] if self._has_one_decision else [f"decision_{label}" for label in labels]
+            columns |= zip(of_decisions, model.choice.preferences(decisions).T, strict=True)
         if self.proba:
-            names += [f"probability_{label}" for label in labels]
-        label_type: Any = np.int64 if model.label_kind == "integer" else np.float64
-        if model.class_names is not None:
-            label_type = str
-        return {"source": np.int64, "prediction": label_type} | dict.fromkeys(names, np.float64)
-
-    def values(self, start: int, decisions: np.ndarray) -> dict[str, Any]:
-        """Make the columns of some rows, the first of which is row `start` of the source."""
-        model, types = self.model, self.types()
-        rows = np.arange(start, start + decisions.shape[0])
-        columns: list[Any] = [rows, _predicted_labels(model, decisions, types["prediction"])]
-        if self.decision and not model.has_targets:
-            binary = self._has_one_decision
-            scores = (
-                positive_scores(model.choice, decisions)[:, np.newaxis] if binary else model.scores(decisions)
-            )
-            columns += [*scores.T]
-        if self.proba:
-            columns += [*np.exp(model.log_probabilities(decisions)).T]
-        return dict(zip(types, columns, strict=True))
+            columns |= zip(of_probabilities, np.exp(model.log_probabilities(decisions)).T, strict=True)
+        return pa.table(columns)
 
 
-def write_lines(
-    file: TextIO,
-    columns: PredictionColumns,
-    form: str,
-    blocks: Iterable[tuple[np.ndarray, list[str] | None]],
-) -> int:
-    """Write CSV (a header, then all columns), or text: the label, and the numbers asked for; returns the number of rows.
+def write_text(file: TextIO, tables: Iterable[pa.Table], labels: list[str]) -> None:
+    """Write lines of the label, and the numbers asked for; those of probabilities begin with a line ``labels …``.
 
-    `blocks` have decisions, in the order of the source, and in CSV what identifies the rows, if anything does. Text with
-    probabilities begins with a line ``labels …`` in the order of the columns, as LIBLINEAR's ``predict -b 1``.
+    These are in the order of the columns, as of LIBLINEAR's ``predict -b 1``.
     """
-    model, is_csv, n_rows = columns.model, form == "csv", 0
-    texts = model.label_texts()
-    if is_csv:
-        file.write(",".join(map(_csv_cell, columns.names)) + "\n")
-        texts = [*map(_csv_cell, texts)]
-    elif columns.proba:
-        file.write(" ".join(["labels", *texts]) + "\n")
-    for decisions, identity in blocks:
-        values = columns.values(n_rows, decisions)
-        if model.has_targets:
-            cells = [[repr(number) for number in values["prediction"].tolist()]]
-        else:
-            cells = [[texts[place] for place in model.places(decisions).tolist()]]
-        if is_csv:
-            cells.insert(0, [str(row) for row in values["source"].tolist()])
-        if is_csv and identity is not None:
-            cells.insert(0, [*map(_csv_cell, identity)])
-        cells += [[repr(number) for number in column.tolist()] for column in [*values.values()][2:]]
-        separator = "," if is_csv else " "
-        file.write("".join([separator.join(row) + "\n" for row in zip(*cells, strict=True)]))
-        n_rows += decisions.shape[0]
-    return n_rows
+    if labels:
+        file.write(" ".join(["labels", *labels]) + "\n")
+    for table in tables:
+        cells = [map(str, column.to_numpy().tolist()) for column in table.columns[1:]]
+        file.write("".join([" ".join(row) + "\n" for row in zip(*cells, strict=True)]))
 
 
-def _predicted_labels(model: Model, decisions: np.ndarray, label_type: Any) -> Any:
-    if model.class_names is not None:
-        texts = model.label_texts()
-        return [texts[place] for place in model.places(decisions).tolist()]
-    return model.labels(decisions).astype(label_type)
+def write_csv(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Write a CSV file: a header, in quotes where it needs them, and all columns as Arrow writes them."""
+    from pyarrow.csv import CSVWriter, WriteOptions
+
+    writer = None
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        for table in tables:
+            if writer is None:
+                csv.writer(file, lineterminator="\n").writerow(table.column_names)
+                file.flush()
+                writer = CSVWriter(
+                    file.buffer, table.schema, write_options=WriteOptions(include_header=False)
+                )
+            writer.write(table)
+        if writer is not None:
+            writer.close()
 
 
-def _csv_cell(text: str) -> str:
-    """Quote a text if CSV requires it."""
-    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
+def write_parquet(path: Path, tables: Iterable[pa.Table], model: Model, memory: int) -> None:
+    """Write a Parquet file; half of the memory is for a row group, half for the footer, which may not be longer."""
+    group_rows = max(min(memory // 2 // row_bytes(model), _GROUP_ROWS), 1)
+    writer = None
+    for number, group in enumerate(_row_groups(tables, group_rows)):
+        footer_bytes = _FOOTER_BYTES * group.num_columns
+        if (number + 1) * footer_bytes > memory // 2:
+            raise UsageError(
+                f"--memory is too small: {format_size(memory // 2)} for the footer of the predictions hold "
+                f"{number * group_rows:,} rows of {group.num_columns:,} columns, and there are more; give a larger --memory"
+            )
+        (batch,) = group.combine_chunks().to_batches()
+        writer = writer or TableWriter(path, batch.schema, "zstd")
+        writer.write(batch)
+    assert writer is not None, "data without rows are refused"
+    writer.close()
 
 
-def positive_scores(choice: ClassChoice, decisions: np.ndarray) -> np.ndarray:
-    """Return the preference for the larger of two classes."""
-    if decisions.shape[1] == 1:
-        return decisions[:, 0]
-    scores = choice.scores(decisions)
-    both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
-    with np.errstate(invalid="ignore"):
-        return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])
+def _row_groups(tables: Iterable[pa.Table], n_rows: int) -> Iterator[pa.Table]:
+    """Join tables, so that all but the last have so many rows."""
+    waiting = None
+    for table in tables:
+        waiting = table if waiting is None else pa.concat_tables([waiting, table])
+        while waiting.num_rows >= n_rows:
+            yield waiting.slice(0, n_rows)
+            waiting = waiting.slice(n_rows)
+    if waiting is not None and waiting.num_rows:
+        yield waiting

@@ -6,38 +6,34 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from ..conversion.formats import expand
 from ..core.errors import UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Records
 from ..core.files import check_output, replacing, scratch_directory
-from ..core.memory_budget import format_size, parse_size, require
+from ..core.memory_budget import format_size, require
 from ..core.options import takes
 from ..core.storage import local_path
-from ..dataset.dataset import Dataset
-from ..dataset.kept_columns import InOrder, texts_of
-from ..dataset.schema import schema
-from ..dataset.writer import TableWriter
+from ..dataset.kept_columns import InOrder
 from ..models.encoding import count_unknown
 from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
 from .outputs import (
-    KINDS,
+    FORMATS,
     Output,
     PredictionColumns,
     is_output,
     output_format,
-    positive_scores,
-    write_lines,
+    write_csv,
+    write_parquet,
+    write_text,
 )
-from .reading_plan import FOOTER_BYTES, Means, is_dataset, is_in_memory
-from .scored_rows import Scoring
+from .scorer import Scorer
 
 
 @takes(PredictOptions)
@@ -88,31 +84,36 @@ def predict(
     if out is None:
         return _predictions(data, model, asked)
     form = output_format(out)
-    if isinstance(out, str | os.PathLike):
-        of_files = not (isinstance(data, Dataset) or is_dataset(data) or is_in_memory(data))
-        inputs = expand(os.fspath(data)).paths if of_files else ()
-        place = local_path(out, "predictions")
-        check_output(place, KINDS[form], lambda path: is_output(path, form), force=asked.force, inputs=inputs)
-    budget = parse_size(asked.memory)
-    model = load_model(model, asked.C, l1=asked.l1, memory=budget, deviations=False)
-    if asked.proba:
-        model.log_probabilities(np.empty((0, model.n_vectors)))  # raises before any work
+    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
+    columns = PredictionColumns(model, asked.decision or form == ".parquet", asked.proba)
+    columns.table(0, np.empty((0, model.n_vectors)), InOrder())  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
-    columns = PredictionColumns(model, asked.decision or form == "parquet", asked.proba)
-    n_columns = len(columns.types()) + 1 if form == "parquet" else 0
-    scoring = Scoring(data, model, Means.of(asked), scratch=scratch, n_columns=n_columns)
+    scorer = Scorer(data, model, asked, scratch=scratch)
+    memory = scorer.left
+    if form != ".txt":
+        columns = replace(columns, identity=scorer.id_column)
+    if form == ".parquet" and scorer.dataset is not None:
+        memory //= 2
+    tables = _tables(scorer, columns, memory)
+    labels = model.label_texts() if asked.proba else []
     if not isinstance(out, str | os.PathLike):
-        n_rows = _write_lines(out, columns, form, scoring)
+        write_text(out, tables, labels)
         out.flush()
     else:
-        with replacing(Path(out)) as (partial,):
-            if form == "parquet":
-                n_rows = _write_parquet(partial, columns, scoring, budget)
+        path = local_path(out, "predictions")
+        is_kind = partial(is_output, form=form)
+        check_output(path, FORMATS[form], is_kind, force=asked.force, inputs=scorer.files.paths)
+        with replacing(path) as (partial_path,):
+            if form == ".parquet":
+                write_parquet(partial_path, tables, model, memory)
+            elif form == ".csv":
+                write_csv(partial_path, tables)
             else:
-                with open(partial, "w", encoding="utf-8", newline="") as file:
-                    n_rows = _write_lines(file, columns, form, scoring)
-    ignored = scoring.ignored
-    return {"n_rows": n_rows, "n_ignored": ignored.n_ignored, "n_unseen": count_unknown(ignored.unseen)}
+                with open(partial_path, "w", encoding="utf-8", newline="") as file:
+                    write_text(file, tables, labels)
+    counts = scorer.counts
+    n_rows = counts.n_rows if scorer.dataset is None else scorer.dataset.n_rows
+    return {"n_rows": n_rows, "n_ignored": counts.n_ignored, "n_unseen": count_unknown(counts.unseen)}
 
 
 def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
@@ -126,113 +127,51 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
             return np.exp(model.log_probabilities(decisions))
         if not asked.decision:
             return model.predicted(decisions)
-        return positive_scores(model.choice, decisions) if model.n_classes <= 2 else model.scores(decisions)
+        preferences: np.ndarray = model.choice.preferences(decisions)
+        return preferences[:, 0] if model.n_classes <= 2 else preferences
 
     none = values(np.empty((0, model.n_vectors)))  # raises before any work
-    scoring = Scoring(data, model, Means.of(asked))
-    left, row_bytes = scoring.plan.left, none.itemsize * math.prod(none.shape[1:])
+    scorer = Scorer(data, model, asked)
+    row_bytes = none.itemsize * math.prod(none.shape[1:])
 
     def check_room(n_rows: int) -> None:
-        needs, refusal = (
-            {"predictions in an array": n_rows * row_bytes},
-            f"--memory leaves {format_size(left)}:",
-        )
-        require(left, needs, "give a larger --memory, or a file as out", refusal, reserved=0)
+        needs = {"predictions in an array": n_rows * row_bytes}
+        refusal = f"--memory leaves {format_size(scorer.left)}:"
+        require(scorer.left, needs, "give a larger --memory, or a file as out", refusal, reserved=0)
 
-    if scoring.dataset is not None:
-        check_room(scoring.dataset.n_rows)
-        found = np.empty((scoring.dataset.n_rows, *none.shape[1:]), none.dtype)
-        for block in scoring.blocks("predict"):
+    if scorer.dataset is not None:
+        check_room(scorer.dataset.n_rows)
+        found = np.empty((scorer.dataset.n_rows, *none.shape[1:]), none.dtype)
+        for block in scorer.blocks("predict"):
             found[block.source] = values(block.decisions)
         return found
     joined, n_rows = bytearray(), 0
-    for block in scoring.blocks("predict"):
+    for block in scorer.blocks("predict"):
         n_rows += block.source.size
         check_room(2 * n_rows)  # it is there twice where it is moved to grow
         joined += values(block.decisions).tobytes()
     return np.frombuffer(joined, none.dtype).reshape(-1, *none.shape[1:])
 
 
-def _write_lines(file: TextIO, columns: PredictionColumns, form: str, scoring: Scoring) -> int:
-    """Write all rows as lines of text or CSV; returns their number."""
-    columns, blocks, identities = _opened(columns, scoring, named=form == "csv")
-    named = (
-        (block, texts_of(identities.take(block.shape[0])) if columns.identity else None) for block in blocks
-    )
-    return write_lines(file, columns, form, named)
-
-
-def _write_parquet(path: Path, columns: PredictionColumns, scoring: Scoring, budget: int) -> int:
-    """Write all rows to a Parquet file; returns their number. Refused if its footer does not fit in `budget`."""
-    columns, blocks, identities = _opened(columns, scoring, named=True)
-    n_rows, types, writer = 0, columns.types(), None
-    for number, block in enumerate(_row_groups(blocks, scoring)):
-        if number == scoring.plan.most_groups:
-            room = format_size(scoring.plan.most_groups * FOOTER_BYTES * len(types))
-            raise UsageError(
-                f"--memory {format_size(budget)} is too small: {room} for the footer of the predictions hold "
-                f"{n_rows:,} rows of {len(types):,} columns, and there are more; give a larger --memory"
-            )
-        identity = {columns.identity: identities.take(block.shape[0])} if columns.identity else {}
-        if writer is None:
-            kinds = {name: values.type for name, values in identity.items()}
-            writer = TableWriter(path, schema(**kinds, **types), "zstd")
-        writer.write(identity | columns.values(n_rows, block))
-        n_rows += block.shape[0]
-    assert writer is not None, "data without rows are refused"
-    writer.close()
-    return n_rows
-
-
-def _opened(
-    columns: PredictionColumns, scoring: Scoring, *, named: bool
-) -> tuple[PredictionColumns, Iterator[np.ndarray], InOrder]:
-    """Begin to score: blocks of decisions in the order of the source, and what identifies their rows where they are `named`.
-
-    It is a column of the dataset; of files it comes with their rows, if they have the column: the first rows tell.
-    """
-    dataset, encoding, name = scoring.dataset, scoring.model.encoding, ""
-    if named:
-        name = dataset.id_column if dataset is not None else encoding.id if encoding else ""
-    identities = InOrder(dataset.read_kept(name) if dataset is not None and name else None)
-    blocks = _in_source_order(scoring, identities if name else None)
-    if name and dataset is None:
-        first = next(blocks, None)
-        blocks = chain(() if first is None else (first,), blocks)
-        name = name if identities.n_held else ""
-    return replace(columns, identity=name), blocks, identities
-
-
-def _row_groups(blocks: Iterable[np.ndarray], scoring: Scoring) -> Iterator[np.ndarray]:
-    """Join blocks, so that all but the last have `block_rows` rows; each is valid until the next one is taken."""
-    joined, filled = np.empty((scoring.plan.block_rows, scoring.model.n_vectors)), 0
-    for block in blocks:
-        start = 0
-        while start < block.shape[0]:
-            part = block[start : start + scoring.plan.block_rows - filled]
-            joined[filled : filled + part.shape[0]] = part
-            start, filled = start + part.shape[0], filled + part.shape[0]
-            if filled == scoring.plan.block_rows:
-                yield joined
-                filled = 0
-    if filled:
-        yield joined[:filled]
-
-
-def _in_source_order(scoring: Scoring, identities: InOrder | None) -> Iterator[np.ndarray]:
-    """Yield blocks of decisions in the order of the source; adds to `identities` those that come with the rows."""
-    dataset = scoring.dataset
+def _tables(scorer: Scorer, columns: PredictionColumns, memory: int) -> Iterator[Any]:
+    """Yield tables of predictions, in the order of the source, with what identifies the rows."""
+    dataset = scorer.dataset
     if dataset is None:
-        for rows in scoring.blocks("predict"):
-            if identities is not None and rows.identity is not None:
-                identities.add(rows.identity)
-            yield rows.decisions
+        identities = InOrder()
+        for block in scorer.blocks("predict"):
+            if columns.identity:
+                identities.add(block.identity)
+            yield columns.table(int(block.source[0]), block.decisions, identities)
         return
-    with scratch_directory(scoring.scratch, "predict") as directory:
-        order = SourceOrder(dataset.n_rows, scoring.model.n_vectors, scoring.plan.left, directory)
-        for rows in scoring.blocks("predict"):
-            order.add(rows.source, rows.decisions)
-        yield from order.blocks(scoring.plan.block_rows)
+    identities = InOrder(dataset.read_kept(columns.identity) if columns.identity else None)
+    n_rows = 0
+    with scratch_directory(scorer.scratch, "predict") as directory:
+        rows = ((block.source, block.decisions) for block in scorer.blocks("predict"))
+        parts = in_source_order(rows, dataset.n_rows, scorer.model.n_vectors, memory, directory)
+        for part in parts:
+            for decisions in np.split(part, range(scorer.block_rows, len(part), scorer.block_rows)):
+                yield columns.table(n_rows, decisions, identities)
+                n_rows += len(decisions)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -242,53 +181,37 @@ _LEAST_ROWS = 1024
 """Least rows in a bucket, and least rows buffered for writing, whatever the memory."""
 
 
-class SourceOrder:
-    """Sorter of records, one of floats per row, by the row's number in the source.
+def in_source_order(
+    rows: Iterable[tuple[np.ndarray, np.ndarray]],
+    n_rows: int,
+    n_columns: int,
+    memory: int,
+    scratch: Path,
+) -> Iterator[np.ndarray]:
+    """Yield records, of `n_columns` floats for each row, in the order of the source, in parts that fit in memory.
 
-    Records that do not fit in memory are partitioned into buckets, one per range of source rows, each of which fits.
-    Source rows are 0 … n_rows − 1, each of them once; `scratch` is an empty directory, for the buckets.
+    `rows` are blocks of numbers in the source, each of 0 … n_rows − 1 once, and of records. Those that do not fit in memory
+    are partitioned into buckets in `scratch`, one for each range of source rows.
     """
-
-    def __init__(
-        self, n_rows: int, n_columns: int, memory_bytes: int, scratch: str | os.PathLike[str]
-    ) -> None:
-        self._layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
-        # a bucket is sorted while blocks of a quarter of its size are read
-        fitting = memory_bytes // (16 * (1 + n_columns))
-        self._bucket_rows = max(_LEAST_ROWS, fitting, n_rows // (MAX_BUCKETS - 1))
-        self._n_rows, self._n_columns, self._path = n_rows, n_columns, Path(scratch) / "run"
-        self._ordered: np.ndarray | None = None
-        if n_rows <= self._bucket_rows:
-            self._ordered = np.empty((n_rows, n_columns))
-        else:
-            n_buckets = -(-n_rows // self._bucket_rows)
-            waiting = max(2 * memory_bytes // 3, _LEAST_ROWS * self._layout.record_bytes)
-            self._writer = PartitionWriter(self._path, self._layout, n_buckets, waiting)
-
-    def add(self, source_row: np.ndarray, records: np.ndarray) -> None:
-        """Take rows: their numbers in the source, int64 (rows,), and records, float64 (rows, n_columns)."""
-        if self._ordered is not None:
-            self._ordered[source_row] = records
-        else:
-            bucket = (source_row // self._bucket_rows).astype(np.uint16)
-            self._writer.append(bucket, Records((source_row, records)))
-
-    def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        """Yield all records in order, at most `rows` at a time."""
-        for ordered in self._buckets():
-            for row in range(0, len(ordered), rows):
-                yield ordered[row : row + rows]
-
-    def _buckets(self) -> Iterator[np.ndarray]:
-        if self._ordered is not None:
-            yield self._ordered
-            return
-        self._writer.close()
-        del self._writer  # its memory
-        with PartitionReader([self._path], self._layout) as reader:
-            for bucket, start in enumerate(range(0, self._n_rows, self._bucket_rows)):
-                ordered = np.empty((min(self._bucket_rows, self._n_rows - start), self._n_columns))
-                for block in reader.blocks(bucket, self._bucket_rows * self._layout.record_bytes // 4):
-                    source_row, records = block.fields
-                    ordered[source_row - start] = records
-                yield ordered
+    # a bucket is sorted while blocks of a quarter of its size are read
+    bucket_rows = max(_LEAST_ROWS, memory // (16 * (1 + n_columns)), n_rows // (MAX_BUCKETS - 1))
+    if n_rows <= bucket_rows:
+        ordered = np.empty((n_rows, n_columns))
+        for source, records in rows:
+            ordered[source] = records
+        yield ordered
+        return
+    layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
+    waiting = max(2 * memory // 3, _LEAST_ROWS * layout.record_bytes)
+    path = scratch / "run"
+    with PartitionWriter(path, layout, -(-n_rows // bucket_rows), waiting) as writer:
+        for source, records in rows:
+            writer.append((source // bucket_rows).astype(np.uint16), Records((source, records)))
+    del writer  # its memory
+    with PartitionReader([path], layout) as reader:
+        for bucket, start in enumerate(range(0, n_rows, bucket_rows)):
+            ordered = np.empty((min(bucket_rows, n_rows - start), n_columns))
+            for block in reader.blocks(bucket, bucket_rows * layout.record_bytes // 4):
+                source, records = block.fields
+                ordered[source - start] = records
+            yield ordered

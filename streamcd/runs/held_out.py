@@ -18,16 +18,8 @@ from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
 from ..kernels.loss_table import LOSSES
-from ..models.scoring import (
-    ClassChoice,
-    SparseRows,
-    affordable_threads,
-    chunk_bytes,
-    class_log_probabilities,
-    score,
-    score_chunks,
-)
-from ..prediction.outputs import positive_scores
+from ..models.scoring import ClassChoice, SparseRows, score
+from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, score_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
 from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
@@ -40,9 +32,6 @@ _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are
 
 Scored = tuple[Setting, int, str]
 """The model of a C and λ that was trained without a fold, and a criterion."""
-
-Figures = dict[str, np.ndarray]
-"""What a criterion takes of held-out rows, by name."""
 
 
 def check_scoring(scoring: str | None, problem: ProblemOptions, dataset: Dataset) -> None:
@@ -58,55 +47,51 @@ def check_scoring(scoring: str | None, problem: ProblemOptions, dataset: Dataset
         )
 
 
-def _figures(
-    criterion: str, problem: Problem, choice: ClassChoice, data: tuple[np.ndarray, ...], decisions: np.ndarray
-) -> Figures:
-    """Compute what a criterion takes of rows: of their labels, class indices and decisions."""
-    label, code = data
-    if criterion == "r2":
-        return {"target": label, "predicted": decisions[:, 0]}
-    if criterion == "loss":
-        return {"loss": losses_of(problem.row_loss, label, decisions[:, 0], np.ones(1))}
-    if criterion == "accuracy":
-        return {"accuracy": choice.places(decisions) == code}
-    if criterion == "log_loss":
-        logarithms = class_log_probabilities(problem.loss, decisions, is_binary=choice.is_binary)
-        return {"log_loss": -logarithms[np.arange(code.size), code]}
-    scores = choice.scores(decisions) if len(choice.code) > 2 else positive_scores(choice, decisions)[:, None]
-    return {"code": code, "scores": scores}
-
-
 class _Measure:
     """A criterion of a model over the rows seen so far; `memory` is for the scores of areas under ROC curves.
 
     The area is that of the larger of two classes, of several the mean of each against the rest.
     """
 
-    def __init__(self, criterion: str, n_classes: int, memory: int) -> None:
-        self._criterion, self._means = criterion, WeightedMeans()
-        self._classes = [1] if n_classes == 2 else list(range(n_classes))
-        self._areas = (
-            [RocArea(memory // len(self._classes)) for _ in self._classes] if criterion == "auc" else []
-        )
+    def __init__(self, criterion: str, problem: Problem, memory: int) -> None:
+        self._criterion, self._row_loss = criterion, problem.row_loss
+        self._means = WeightedMeans()
+        n_classes = problem.classes.size
+        classes = [] if criterion != "auc" else [1] if n_classes == 2 else range(n_classes)
+        self._areas = {number: RocArea(memory // len(classes)) for number in classes}
 
-    def add(self, weight: np.ndarray, figures: Figures) -> None:
+    def add(
+        self,
+        choice: ClassChoice,
+        label: np.ndarray,
+        code: np.ndarray,
+        weight: np.ndarray,
+        decisions: np.ndarray,
+    ) -> None:
+        """Take rows: their labels, class indices, weights and decisions."""
         if self._criterion == "r2":
-            self._means.add_targets(weight, **figures)
-        elif self._criterion != "auc":
-            self._means.add(weight, **figures)
-        for number, area in enumerate(self._areas):
-            area.add(figures["scores"][:, number], figures["code"] == self._classes[number], weight)
+            self._means.add_targets(weight, label, decisions[:, 0])
+        elif self._criterion == "loss":
+            self._means.add(weight, loss=losses_of(self._row_loss, label, decisions[:, 0], np.ones(1)))
+        elif self._criterion == "accuracy":
+            self._means.add(weight, accuracy=choice.places(decisions) == code)
+        elif self._criterion == "log_loss":
+            logarithms = choice.log_probabilities(decisions)
+            self._means.add(weight, log_loss=-logarithms[np.arange(code.size), code])
+        else:
+            scores = choice.preferences(decisions).T
+            for (number, area), score in zip(self._areas.items(), scores, strict=True):
+                area.add(score, code == number, weight)
 
     def value(self) -> tuple[float | None, float]:
         """Return the score, None where it has none, and a bound on its error."""
         if not self._areas:
             return self._means.r2() if self._criterion == "r2" else self._means[self._criterion], 0.0
-        found = [area for each in self._areas if (area := each.area()) is not None]
-        return (
-            (float(np.mean([a for a, _ in found])), float(np.mean([e for _, e in found])))
-            if found
-            else (None, 0.0)
-        )
+        areas = [area for each in self._areas.values() if (area := each.area()) is not None]
+        if not areas:
+            return None, 0.0
+        score, error = np.mean(areas, axis=0).tolist()
+        return score, error
 
 
 class _Fold(NamedTuple):
@@ -156,12 +141,19 @@ def score_folds(
         by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
         count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
-        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)), criteria)
+        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)))
         for chunk, scored in score_chunks(dataset, range(dataset.n_chunks), score_chunk, Threads(count)):
-            for key, weight, figures in scored:
-                if key not in measures:
-                    measures[key] = _Measure(key[-1], n_classes, areas_bytes // n_models)
-                measures[key].add(weight, figures)
+            for fold, rows in scored:
+                code = rows.label
+                if not problem.has_targets:
+                    code, _ = class_indices(problem.classes, rows.label)
+                of_each = np.split(rows.decisions, len(fold.settings), axis=1)
+                for setting, choice, decisions in zip(fold.settings, fold.choices, of_each, strict=True):
+                    for name in criteria:
+                        key = setting, fold.number, name
+                        if key not in measures:
+                            measures[key] = _Measure(name, problem, areas_bytes // n_models)
+                        measures[key].add(choice, rows.label, code, rows.weight, decisions)
             done = int(dataset.row_start[chunk + 1])
             session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
     return {key: measure.value() for key, measure in measures.items()}
@@ -187,24 +179,14 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
 
 
 def _score_chunk(
-    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, criteria: list[str], data: ChunkData
-) -> Iterator[tuple[Scored, np.ndarray, Figures]]:
+    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, data: ChunkData
+) -> Iterator[tuple[_Fold, ScoredBlock]]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
-    code = np.zeros(data.label.size, np.int64)
-    if not folds.problem.has_targets:
-        code, _ = class_indices(folds.problem.classes, data.label)
     number = folds.dataset.folds_of(data.source, folds.options.seed, folds.problem.n_folds)
-    for first in range(0, code.size, block_rows):
-        block = slice(first, first + block_rows)
+    for first in range(0, data.label.size, block_rows):
         for fold in by_fold:
-            mine = first + np.flatnonzero(number[block] == fold.number)
-            if not mine.size:
-                continue
-            rows = SparseRows(data.indptr[mine], data.indptr[mine + 1], data.feature, data.value)
-            decisions, _ = score(rows, fold.weights, fold.intercept)
-            of_each = np.split(decisions, len(fold.settings), axis=1)
-            truth = data.label[mine], code[mine]
-            for setting, choice, own in zip(fold.settings, fold.choices, of_each, strict=True):
-                for criterion in criteria:
-                    figures = _figures(criterion, folds.problem, choice, truth, own)
-                    yield (setting, fold.number, criterion), data.weight[mine], figures
+            row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)
+            if row.size:
+                rows = SparseRows(data.indptr[row], data.indptr[row + 1], data.feature, data.value)
+                scored = score(rows, fold.weights, fold.intercept)
+                yield fold, ScoredBlock(data.source[row], data.label[row], data.weight[row], *scored)
