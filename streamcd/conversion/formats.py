@@ -8,8 +8,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from ..core.errors import DataError, UsageError, counted, first_of, refuse
 from ..core.files import describe_other_kind, describe_set_aside, kind_of_directory
@@ -19,7 +21,6 @@ from .options import TableOptions
 from .sources import (
     LIBSVM,
     STANDARD_INPUT,
-    FolderKeys,
     Reading,
     Source,
     check_rows,
@@ -47,6 +48,7 @@ _MAGIC = (
     (b"<", "HTML or XML"),
 )
 _BINARY_BYTES = 1 << 10
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Files(NamedTuple):
@@ -202,7 +204,7 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
         )
     if format == "auto" and found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
         found = "csv"  # a table of one column
-    format, keys = found, FolderKeys.of(paths, files.roots)
+    format, keys = found, {path: _keys_of(path, files.roots.get(path, path)) for path in paths}
     messages = []
     if len(paths) > 1:
         folders = {os.path.dirname(path) for path in paths}
@@ -234,9 +236,9 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
 
             reader = ArrowReader(paths, reading.batch_bytes)
         source = open_tables(reader, reading, options, display_name(paths[0]), keys)
-    if keys.types and format not in _TABLES:
+    if (names := dict.fromkeys(chain.from_iterable(keys.values()))) and format not in _TABLES:
         messages.append(
-            f"the keys of folders ({', '.join(keys.types)}) are not read: {format} has no named columns"
+            f"the keys of folders ({', '.join(names)}) are not read: {format} has no named columns"
         )
     alone = next((path for path in paths if path not in files.roots and "=" in os.path.dirname(path)), "")
     if alone:
@@ -244,6 +246,14 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
             f"{alone}: keys of folders are columns of files in a folder that is named, not of single files"
         )
     return replace(source, total_bytes=total_bytes(paths), messages=(*messages, *source.messages))
+
+
+def _keys_of(path: str, root: str) -> dict[str, str | None]:
+    """Parse the names of the folders between a file and its root, of which ``key=value`` is a column."""
+    pairs = (folder.partition("=") for folder in Path(path).relative_to(root).parts[:-1])
+    return {
+        unquote(key): None if value == _NULL_KEY else unquote(value) for key, is_key, value in pairs if is_key
+    }
 
 
 def is_plain(path: str) -> bool:

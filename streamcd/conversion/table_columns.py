@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -127,22 +127,28 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, first: pa.RecordBatch, reader: Any, options: TableOptions, name: str
+    schema: pa.Schema,
+    first: Mapping[str, pa.Array],
+    as_text: Set[str],
+    reader: Any,
+    options: TableOptions,
+    name: str,
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first` has the first rows of all columns. Of times the first is the origin.
+    `first` has the first rows of all columns; of times the first is the origin. Columns `as_text` have no types.
     """
-    types, index = column_types(schema, name) | column_types(first.schema, name), index_of(schema)
+    types, index = column_types(schema, name), index_of(schema)
+    types |= {column: type_name(rows.type) for column, rows in first.items()}
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
             f"{options.label_flag}, one of {first_of(list(types), 20)}"
         )
-    if reader.is_text:  # a code with zeros before it stays as it stands
-        types |= dict.fromkeys(types.keys() & {*options.category, options.id, options.fold}, "string")
+    # a code with zeros before it stays as it stands
+    types |= dict.fromkeys(as_text & {*options.category, options.id, options.fold}, "string")
     in_bytes = [column for column, kind in types.items() if kind in _BYTES]
-    types |= {column: "string" for column in in_bytes if _as_text(first.column(column)) is not None}
+    types |= {column: "string" for column in in_bytes if _as_text(first[column]) is not None}
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
@@ -177,7 +183,7 @@ def choose_encoding(
 def _column(
     feature: str,
     types: Mapping[str, str],
-    first: pa.RecordBatch,
+    first: Mapping[str, pa.Array],
     options: TableOptions,
     reader: Any,
 ) -> Column | str:
@@ -191,7 +197,7 @@ def _column(
         return Column(feature, "number")
     if kind == "boolean":
         return Column(feature, "number", form="boolean")
-    given = first.column(feature)
+    given = first[feature]
     if kind == "time":
         # times of day and lengths have no origin
         seconds = seconds_of(given, 0) if have_dates(given) else np.empty(0)
@@ -222,14 +228,14 @@ def _column(
 
 
 def wanted_types(
-    encoding: Encoding, types: Mapping[str, str], is_text: bool, label_type: str | None
+    encoding: Encoding, types: Mapping[str, str], as_text: Set[str], label_type: str | None
 ) -> dict[str, str]:
-    """Return the types of the columns to read; those of delimited text have no types but those asked for."""
+    """Return the types of the columns to read; those `as_text` have no types but those wanted."""
     wanted = {name: types[name] for name in encoding.names if name in types}
     for column in encoding.columns:
         if column.kind == "number":
             wanted[column.name] = {"seconds": "time", "boolean": "boolean"}.get(column.form, "number")
-        elif column.kind != "sparse" and (is_text or wanted[column.name] != "number"):
+        elif column.kind != "sparse" and (column.name in as_text or wanted[column.name] != "number"):
             wanted[column.name] = "string"
     wanted |= dict.fromkeys(encoding.kept, "kept")
     wanted |= {name: types[name] for name in (encoding.label, encoding.weight) if name and name in types}

@@ -21,8 +21,6 @@ from ..dataset.arrow_columns import (
     flat_columns,
     one_batch,
     parquet_file,
-    untyped,
-    with_later_types,
 )
 from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
 from .table_columns import column_types
@@ -65,26 +63,18 @@ class FileReader(TableReader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
         return found
 
-    def first_rows(self) -> pa.RecordBatch:
-        path, *others = self.paths
-        table = self._first(path, column_types(self.schema(path), path))
-        lacking = untyped(table.schema)
-        later = (
-            self._first(
-                other,
-                {
-                    name: kind
-                    for name, kind in column_types(self.schema(other), other).items()
-                    if name in lacking and kind != "nothing"
-                },
-            )
-            for other in others
-        )
-        return one_batch(with_later_types(table, later if lacking else ()))
+    def first_batch(self) -> pa.RecordBatch:
+        path = self.paths[0]
+        return self._first(path, [*column_types(self.schema(path), path)])
 
-    def _first(self, path: str, types: Mapping[str, str]) -> pa.Table:
+    def later_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        return (self._first(path, names) for path in self.paths[1:])
+
+    def _first(self, path: str, names: Sequence[str]) -> pa.RecordBatch:
         """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        n, names = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES)), [*types]
+        types = column_types(self.schema(path), path)
+        names = [name for name in names if name in types]
+        n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
         columns: dict[str, pa.ChunkedArray] = {}
         for k in range(0, len(names), n):
             batches: list[pa.RecordBatch] = []
@@ -96,7 +86,7 @@ class FileReader(TableReader):
                 table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
                 columns |= zip(table.column_names, table.columns, strict=True)
         empty = flat_columns(self.schema(path).empty_table())
-        return pa.Table.from_arrays([*columns.values()], [*columns]) if columns else empty
+        return one_batch(pa.Table.from_arrays([*columns.values()], [*columns]) if columns else empty)
 
     def first_block(self, name: str) -> Block:
         return next(self.blocks(Piece(self.paths[0]), {name: "string"}))

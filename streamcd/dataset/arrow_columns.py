@@ -130,25 +130,6 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
 
 
-def with_later_types(table: pa.Table, later: Iterable[pa.Table]) -> pa.Table:
-    """Return a table where columns without a type, of nulls alone, are those of later tables, for as many rows."""
-    for more in later:
-        for place, field in enumerate(table.schema):
-            if pa.types.is_null(field.type) and field.name in more.column_names:
-                column = more.column(field.name).slice(0, table.num_rows)
-                nulls = pa.nulls(table.num_rows - len(column), column.type)
-                column = pa.chunked_array([*column.chunks, nulls], column.type)
-                table = table.set_column(place, field.name, column)
-        if not untyped(table.schema):
-            break
-    return table
-
-
-def untyped(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that have no type: of nulls alone."""
-    return [field.name for field in schema if pa.types.is_null(field.type)]
-
-
 def valid_of(array: pa.Array) -> np.ndarray:
     """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
