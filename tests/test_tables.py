@@ -143,7 +143,7 @@ def test_no_thread_of_arrow_lets_go_of_memory_of_python(tmp_path: Path) -> None:
     """One that did while the process ended aborted it: three of 1,000 refusals ended by SIGABRT, after their line."""
     content = b"a,b,y\n" + b"1,2,0\n3,4,1\n" * 500
     (tmp_path / "t.csv").write_bytes(content)
-    reader = CsvReader([str(tmp_path / "t.csv")], Reading(threaded=True))
+    reader = CsvReader([str(tmp_path / "t.csv")], Reading(threaded=True), (), ())
     freed = []
     for _ in range(300):
         text = np.frombuffer(content[6:], np.uint8).copy()
