@@ -97,20 +97,27 @@ class CsvReader(TextReader, TableReader):
     def names(self, path: str) -> list[str]:
         return [*self._headers[path][0]]
 
-    def first_batch(self) -> pa.RecordBatch:
-        return self._first.content
-
-    def later_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        blocks = (
-            block.content
-            for path in self.paths
-            if path != STANDARD_INPUT
-            for block in self._blocks(Piece(path), [*filter(self.names(path).__contains__, names)], {}, 0)
-        )
-        return islice(blocks, _MOST_AHEAD_BYTES // self.reading.block_bytes)
-
     def first_block(self, name: str) -> Block:
-        return self._first
+        return self._later.get(name, self._first)
+
+    @cached_property
+    def _later(self) -> dict[str, Block]:
+        """Later rows, by column, of those that have no value in the first megabyte."""
+        typed = dict[str, Block]()
+        lacking = {field.name for field in self._first.content.schema if pa.types.is_null(field.type)}
+        blocks = (
+            block
+            for path in self.paths
+            if lacking and path != STANDARD_INPUT
+            for block in self._blocks(Piece(path), [n for n in self.names(path) if n in lacking], {}, 0)
+        )
+        for block in islice(blocks, _MOST_AHEAD_BYTES // self.reading.block_bytes):
+            types = {field.name: field.type for field in block.content.schema if field.name in lacking}
+            typed |= {name: block for name, type_ in types.items() if not pa.types.is_null(type_)}
+            lacking -= typed.keys()
+            if not lacking:
+                break
+        return typed
 
     @cached_property
     def _first(self) -> Block:
@@ -190,7 +197,8 @@ class CsvReader(TextReader, TableReader):
 
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
-        first = self.first_rows[name].type if name in self.first_rows else pa.null()
+        known = name in self.schema("").names
+        first = self.first_block(name).content.column(name).type if known else pa.null()
         if pa.types.is_time(first):
             return pa.time64("us")
         if pa.types.is_timestamp(first):

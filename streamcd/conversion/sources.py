@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from errno import EINVAL
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,9 +33,6 @@ BLOCK_BYTES = 8 << 20
 
 DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
 """Memory of xz -9, and of xz -6."""
-
-FIRST_ROWS = 2000
-"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
 
 MOST_BATCH_ROWS = 1 << 16
 """Rows of a table that are encoded at a time, at most."""
@@ -122,6 +118,10 @@ class Block(NamedTuple):
         return f"{self.name}, row {self.before + row + 1}".removeprefix(", ")
 
 
+def no_values(column: str) -> Block:
+    return Block("", 0, pa.RecordBatch.from_arrays([pa.nulls(0)], [column]))
+
+
 class Reader:
     """Base of readers of rows in pieces, which processes share unless it is in memory."""
 
@@ -156,32 +156,8 @@ class TableReader(Reader):
         """Return the names of the columns of a file."""
         return self.schema(path).names
 
-    def first_batch(self) -> pa.RecordBatch:
-        """Return the first rows of all columns."""
-        raise NotImplementedError
-
-    def later_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """Read more rows, of some columns."""
-        raise NotImplementedError
-
-    @cached_property
-    def first_rows(self) -> dict[str, pa.Array]:
-        """The first rows of each column; of one that has no type there, of nulls alone, later ones."""
-        batch = self.first_batch()
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-
-        def untyped() -> list[str]:
-            return [name for name, column in columns.items() if pa.types.is_null(column.type)]
-
-        if lacking := untyped():
-            for later in self.later_batches(lacking):
-                columns |= {name: later.column(name) for name in untyped() if name in later.schema.names}
-                if not untyped():
-                    break
-        return {name: column.slice(0, FIRST_ROWS) for name, column in columns.items()}
-
     def first_block(self, name: str) -> Block:
-        """Return the first rows, and more of them where these are at hand, of the column `name` at least."""
+        """Return the first rows of a column, or if these are nulls without a type, later ones that have one."""
         raise NotImplementedError
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
@@ -266,7 +242,12 @@ def open_tables(
 
     `keys` are the columns that each file has by the names of its folders: numbers where all values are.
     """
-    from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
+    from .table_columns import (
+        choose_encoding,
+        column_types,
+        index_of,
+        wanted_types,
+    )  # only where there are tables
 
     keys = keys or {}
     names = {path: {*reader.names(path)} for path in keys}
@@ -281,12 +262,18 @@ def open_tables(
     }
     schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
     as_text = {*columns, *schema.names} if reader.is_text else {*columns}
+    types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
+
+    def first_block(column: str) -> Block:
+        if column not in columns:
+            return reader.first_block(column)
+        return Block("", 0, pa.RecordBatch.from_arrays([columns[column].slice(0, 1)], [column]))
+
     if reading.encoding is None:
-        first = reader.first_rows | {key: column.slice(0, 1) for key, column in columns.items()}
-        encoding, types, unused = choose_encoding(schema, first, as_text, reader, options, name)
+        index = index_of(schema)
+        encoding, types, unused = choose_encoding(types, index, as_text, first_block, options, name)
     else:
         encoding, unused = reading.encoding, {}
-        types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
         check_columns(encoding, types, reading.needs_label, name)
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
@@ -405,22 +392,22 @@ class MemoryReader(TableReader):
     paths: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema:
-        return self.first_batch().schema
-
-    def first_batch(self) -> pa.RecordBatch:
-        return self.first[0][0]
-
-    def later_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        n_bytes = 0
-        for block in self.others:
-            self.first.append(block)
-            if not isinstance(block[0], pa.RecordBatch) or n_bytes > self.batch_bytes:
-                return
-            n_bytes += block[0].nbytes
-            yield block[0]
+        return self.first[0][0].schema
 
     def first_block(self, name: str) -> Block:
-        return Block("", 0, self.first[0][0])
+        before = n_bytes = 0
+        for content, *_ in chain([*self.first], self._held()):
+            if not isinstance(content, pa.RecordBatch) or n_bytes > self.batch_bytes:
+                break
+            if name in content.schema.names and not pa.types.is_null(content.column(name).type):
+                return Block("", before, content)
+            before, n_bytes = before + content.num_rows, n_bytes + content.nbytes
+        return no_values(name)
+
+    def _held(self) -> Iterator[tuple[Any, Any, Any]]:
+        for block in self.others:
+            self.first.append(block)
+            yield block
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         from .table_columns import index_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +31,9 @@ from .options import TableOptions
 _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
 not."""
+
+FIRST_ROWS = 2000
+"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
 
 _OF_PREDICTIONS = ("source", "prediction", "decision")
 _SINGLE = ("number", "string", "boolean", "time", "nothing")
@@ -127,19 +130,24 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema,
-    first: Mapping[str, pa.Array],
+    types: dict[str, str],
+    index: Sequence[str],
     as_text: Set[str],
-    reader: Any,
+    first_block: Callable[[str], Any],
     options: TableOptions,
     name: str,
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first` has the first rows of all columns; of times the first is the origin. Columns `as_text` have no types.
+    `first_block` reads the first rows of a column; of times the first is the origin. Columns `as_text` have no types.
     """
-    types, index = column_types(schema, name), index_of(schema)
-    types |= {column: type_name(rows.type) for column, rows in first.items()}
+
+    def first_rows(column: str) -> pa.Array:
+        return first_block(column).content.column(column).slice(0, FIRST_ROWS)
+
+    types |= {
+        column: type_name(first_rows(column).type) for column, kind in types.items() if kind == "nothing"
+    }
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
@@ -148,7 +156,7 @@ def choose_encoding(
     # a code with zeros before it stays as it stands
     types |= dict.fromkeys(as_text & {*options.category, options.id, options.fold}, "string")
     in_bytes = [column for column, kind in types.items() if kind in _BYTES]
-    types |= {column: "string" for column in in_bytes if _as_text(first[column]) is not None}
+    types |= {column: "string" for column in in_bytes if _as_text(first_rows(column)) is not None}
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
@@ -156,7 +164,7 @@ def choose_encoding(
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
     for feature in chosen:
-        column = _column(feature, types, first, options, reader)
+        column = _column(feature, types, first_block, options)
         if isinstance(column, Column):
             columns.append(column)
         else:
@@ -183,9 +191,8 @@ def choose_encoding(
 def _column(
     feature: str,
     types: Mapping[str, str],
-    first: Mapping[str, pa.Array],
+    first_block: Callable[[str], Any],
     options: TableOptions,
-    reader: Any,
 ) -> Column | str:
     """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
     if pair := _pair(feature, types):
@@ -197,23 +204,23 @@ def _column(
         return Column(feature, "number")
     if kind == "boolean":
         return Column(feature, "number", form="boolean")
-    given = first[feature]
+    what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
+    if kind not in ("time", "string"):
+        return f"it holds {what}"
+    block = first_block(feature)
+    strings = block.content.column(feature)
+    given = strings.slice(0, FIRST_ROWS)
     if kind == "time":
         # times of day and lengths have no origin
         seconds = seconds_of(given, 0) if have_dates(given) else np.empty(0)
         known = seconds[~np.isnan(seconds)]
         return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if known.size else 0)
-    if kind != "string":
-        what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
-        return f"it holds {what}"
     if options.hash:
         return Column(feature, "hashed")
     n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
     if differ and feature not in options.features:
-        block = reader.first_block(feature)
-        strings = block.content.column(feature)
         forms = forms_of(strings)
         if np.count_nonzero(forms == WORD) <= MOST_ODD * forms.size:
             rows = [row for form in (COMMA, WORD) for row in np.flatnonzero(forms == form)[:1].tolist()]

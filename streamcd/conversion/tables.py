@@ -22,8 +22,8 @@ from ..dataset.arrow_columns import (
     one_batch,
     parquet_file,
 )
-from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
-from .table_columns import column_types
+from .sources import MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, no_values, refusing_damage
+from .table_columns import FIRST_ROWS, column_types
 
 _LEAST_BATCH_ROWS = 1 << 8
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
@@ -63,33 +63,17 @@ class FileReader(TableReader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
         return found
 
-    def first_batch(self) -> pa.RecordBatch:
-        path = self.paths[0]
-        return self._first(path, [*column_types(self.schema(path), path)])
-
-    def later_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        return (self._first(path, names) for path in self.paths[1:])
-
-    def _first(self, path: str, names: Sequence[str]) -> pa.RecordBatch:
-        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        types = column_types(self.schema(path), path)
-        names = [name for name in names if name in types]
-        n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
-        columns: dict[str, pa.ChunkedArray] = {}
-        for k in range(0, len(names), n):
+    def first_block(self, name: str) -> Block:
+        for path in self.paths:
             batches: list[pa.RecordBatch] = []
-            for block in self.blocks(Piece(path), {name: types[name] for name in names[k : k + n]}):
+            is_typed = column_types(self.schema(path), path).get(name, "nothing") != "nothing"
+            for block in self.blocks(Piece(path), {name: "string"}) if is_typed else ():
                 batches.append(block.content)
                 if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
                     break
             if batches:
-                table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
-                columns |= zip(table.column_names, table.columns, strict=True)
-        empty = flat_columns(self.schema(path).empty_table())
-        return one_batch(pa.Table.from_arrays([*columns.values()], [*columns]) if columns else empty)
-
-    def first_block(self, name: str) -> Block:
-        return next(self.blocks(Piece(self.paths[0]), {name: "string"}))
+                return Block(path, 0, one_batch(pa.Table.from_batches(batches)))
+        return no_values(name)
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
