@@ -387,8 +387,7 @@ class MemoryReader(TableReader):
 
     first: list[tuple[Any, Any, Any]]  # those that tell the columns, until they are read
     others: Iterator[tuple[Any, Any, Any]]
-    batch_bytes: int  # that may be held to see the types of columns that begin with nulls
-    any_width: bool = False  # as in `Reading`
+    reading: Reading
     paths: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema:
@@ -397,7 +396,7 @@ class MemoryReader(TableReader):
     def first_block(self, name: str) -> Block:
         before = n_bytes = 0
         for content, *_ in chain([*self.first], self._held()):
-            if not isinstance(content, pa.RecordBatch) or n_bytes > self.batch_bytes:
+            if not isinstance(content, pa.RecordBatch) or n_bytes > self.reading.batch_bytes:
                 break
             if name in content.schema.names and not pa.types.is_null(content.column(name).type):
                 return Block("", before, content)
@@ -418,11 +417,11 @@ class MemoryReader(TableReader):
             found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
                 found = "" if isinstance(content, np.ndarray) else "sparse rows of "
-                found += "any columns" if self.any_width else f"{content.shape[1]:,} columns"
+                found += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
                 weights = f" {'without' if weight is None else 'with'} weights"
                 remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
                 found += weights
-            elif not self.any_width:
+            elif not self.reading.any_width:
                 names = set(content.schema.names) - set(index_of(content.schema))
                 columns = columns or names
                 if odd := columns - names or names - columns:
@@ -450,7 +449,7 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches, reading.batch_bytes, reading.any_width), first
+    reader, (X, y, weight) = MemoryReader([first], batches, reading), first
     if isinstance(X, pa.RecordBatch):
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)

@@ -20,7 +20,6 @@ from ..dataset.arrow_columns import (
     described_origin,
     flat_fields,
     forms_of,
-    have_dates,
     odd_value,
     seconds_of,
     type_name,
@@ -212,9 +211,10 @@ def _column(
     given = strings.slice(0, FIRST_ROWS)
     if kind == "time":
         # times of day and lengths have no origin
-        seconds = seconds_of(given, 0) if have_dates(given) else np.empty(0)
-        known = seconds[~np.isnan(seconds)]
-        return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if known.size else 0)
+        has_origin = pa.types.is_date(given.type) or pa.types.is_timestamp(given.type)
+        known = given.drop_null() if has_origin else given[:0]
+        origin = int(seconds_of(known[:1], 0)[0] // 1) if len(known) else 0
+        return Column(feature, "number", form="seconds", origin=origin)
     if options.hash:
         return Column(feature, "hashed")
     n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())

@@ -169,6 +169,7 @@ class ParquetReader(FileReader):
         before = int(own.n_rows[: piece.start].sum())
         metadata = self._metadata(path)
         groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
+        names = [name for name in types if name in present]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         strings = {name for name, kind in types.items() if present.get(name) == kind == "string"}
         plain = {
@@ -183,32 +184,29 @@ class ParquetReader(FileReader):
             parquet_file(location(path), read_dictionary=sorted(strings - plain), **options) as file,
         ):
             for number in groups:
-                chunks, n_rows = _chunks(metadata, number, leaves), int(own.n_rows[number])
-                n_rows = self._batch_rows(f"{path}, row group {number}", n_rows, chunks, types)
-                names = [name for name in types if name in present]
-                for batch in file.iter_batches(n_rows, row_groups=[number], columns=names, use_threads=False):
+                chunks, row_bytes = _chunks(metadata, number, leaves), 16.0
+                for chunk in chunks:
+                    stored, size = chunk.total_compressed_size, chunk.total_uncompressed_size
+                    # runs and dictionaries may take next to none in the file
+                    decoded = max(size, _CELL_BYTES * chunk.num_values)
+                    row_bytes += 2 * decoded / max(int(own.n_rows[number]), 1)
+                    if chunk.path_in_schema not in types:  # of a list, of which one row may have all elements
+                        size = decoded
+                    self.check_fits(
+                        f"{path}, row group {number}: column {chunk.path_in_schema!r}",
+                        size if size > _MOST_EXPANSION * stored else 0,
+                        f"{format_size(stored)} that become {format_size(size)}",
+                        "write it with smaller row groups, or ",
+                    )
+                rows = self.rows_at_a_time(f"{path}, row group {number}", row_bytes)
+                if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
+                    rows = min(rows, _PREFIXED_ROWS)
+                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                     row_bytes = batch.nbytes / batch.num_rows
                     self.check_fits(path, batch.nbytes, f"rows of {format_size(row_bytes)} each, decoded")
                     batch.validate(full=True)
                     yield Block(path, before, flat_columns(batch))
                     before += batch.num_rows
-
-    def _batch_rows(self, place: str, n_rows: int, chunks: list[Any], types: Mapping[str, str]) -> int:
-        """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
-        # runs and dictionaries may take next to none in the file
-        decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
-        for chunk, n_bytes in zip(chunks, decoded, strict=True):
-            is_list = chunk.path_in_schema not in types  # of which one row may have all elements
-            stored, size = chunk.total_compressed_size, n_bytes if is_list else chunk.total_uncompressed_size
-            self.check_fits(
-                f"{place}: column {chunk.path_in_schema!r}",
-                size if size > _MOST_EXPANSION * stored else 0,
-                f"{format_size(stored)} that become {format_size(size)}",
-                "write it with smaller row groups, or ",
-            )
-        rows = self.rows_at_a_time(place, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
-        prefixed = any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
-        return min(rows, _PREFIXED_ROWS) if prefixed else rows
 
 
 def _leaves(metadata: Any, types: Mapping[str, str]) -> list[int]:

@@ -254,11 +254,6 @@ def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
     return seconds
 
 
-def have_dates(array: pa.Array) -> bool:
-    """Check if times are dates, with a time of day or without, rather than times of day or lengths alone."""
-    return bool(pa.types.is_date(array.type) or pa.types.is_timestamp(array.type))
-
-
 def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Return the distinct numbers as text, and the place of each row's among them, -1 for null and NaN.
 
