@@ -35,6 +35,7 @@ from .sources import (
     Piece,
     TableReader,
     display_name,
+    is_typed,
 )
 
 _COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
@@ -97,14 +98,15 @@ class CsvReader(TextReader, TableReader):
     def names(self, path: str) -> list[str]:
         return [*self._headers[path][0]]
 
-    def first_block(self, name: str) -> Block:
-        return self._later.get(name, self._first)
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        return (self._later.get(name, self._first) for name in names)
 
     @cached_property
     def _later(self) -> dict[str, Block]:
         """Later rows, by column, of those that have no value in the first megabyte."""
         typed = dict[str, Block]()
-        lacking = {field.name for field in self._first.content.schema if pa.types.is_null(field.type)}
+        first = self._first.content
+        lacking = {name for name in first.schema.names if not is_typed(first, name)}
         blocks = (
             block
             for path in self.paths
@@ -112,8 +114,7 @@ class CsvReader(TextReader, TableReader):
             for block in self._blocks(Piece(path), [n for n in self.names(path) if n in lacking], {}, 0)
         )
         for block in islice(blocks, _MOST_AHEAD_BYTES // self.reading.block_bytes):
-            types = {field.name: field.type for field in block.content.schema if field.name in lacking}
-            typed |= {name: block for name, type_ in types.items() if not pa.types.is_null(type_)}
+            typed |= {name: block for name in lacking if is_typed(block.content, name)}
             lacking -= typed.keys()
             if not lacking:
                 break
@@ -198,7 +199,7 @@ class CsvReader(TextReader, TableReader):
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
         known = name in self.schema("").names
-        first = self.first_block(name).content.column(name).type if known else pa.null()
+        first = next(self.first_blocks([name])).content.column(name).type if known else pa.null()
         if pa.types.is_time(first):
             return pa.time64("us")
         if pa.types.is_timestamp(first):

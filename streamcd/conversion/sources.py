@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from errno import EINVAL
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +118,11 @@ class Block(NamedTuple):
         return f"{self.name}, row {self.before + row + 1}".removeprefix(", ")
 
 
+def is_typed(batch: pa.RecordBatch, column: str) -> bool:
+    """Check if a column is there, and not of nulls without a type."""
+    return column in batch.schema.names and not pa.types.is_null(batch.schema.field(column).type)
+
+
 def no_values(column: str) -> Block:
     return Block("", 0, pa.RecordBatch.from_arrays([pa.nulls(0)], [column]))
 
@@ -156,8 +161,8 @@ class TableReader(Reader):
         """Return the names of the columns of a file."""
         return self.schema(path).names
 
-    def first_block(self, name: str) -> Block:
-        """Return the first rows of a column, or if these are nulls without a type, later ones that have one."""
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        """Read the first rows of columns, a block for each; if these are nulls without a type, later ones that have one."""
         raise NotImplementedError
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
@@ -261,17 +266,11 @@ def open_tables(
         key: numbers_or_text(texts[key] for texts in keys.values() if key in texts) for key in all_keys
     }
     schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
-    as_text = {*columns, *schema.names} if reader.is_text else {*columns}
     types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
-
-    def first_block(column: str) -> Block:
-        if column not in columns:
-            return reader.first_block(column)
-        return Block("", 0, pa.RecordBatch.from_arrays([columns[column].slice(0, 1)], [column]))
 
     if reading.encoding is None:
         index = index_of(schema)
-        encoding, types, unused = choose_encoding(types, index, as_text, first_block, options, name)
+        encoding, types, unused = choose_encoding(types, index, columns, reader, options, name)
     else:
         encoding, unused = reading.encoding, {}
         check_columns(encoding, types, reading.needs_label, name)
@@ -282,7 +281,7 @@ def open_tables(
         weight, id, fold = (column if column in types else "" for column in roles)
         encoding = replace(encoding, weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
-    table_types = wanted_types(encoding, types, as_text, label_type)
+    table_types = wanted_types(encoding, types, types if reader.is_text else columns, label_type)
     keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in all_keys]
     messages = [f"columns by the names of folders: {', '.join(keyed)}"] if keyed else []
     for column, reason in unused.items():
@@ -393,20 +392,22 @@ class MemoryReader(TableReader):
     def schema(self, path: str) -> pa.Schema:
         return self.first[0][0].schema
 
-    def first_block(self, name: str) -> Block:
-        before = n_bytes = 0
-        for content, *_ in chain([*self.first], self._held()):
-            if not isinstance(content, pa.RecordBatch) or n_bytes > self.reading.batch_bytes:
-                break
-            if name in content.schema.names and not pa.types.is_null(content.column(name).type):
-                return Block("", before, content)
-            before, n_bytes = before + content.num_rows, n_bytes + content.nbytes
-        return no_values(name)
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        for name in names:
+            typed = (block for block in self._first_parts() if is_typed(block.content, name))
+            yield next(typed, no_values(name))
 
-    def _held(self) -> Iterator[tuple[Any, Any, Any]]:
-        for block in self.others:
-            self.first.append(block)
-            yield block
+    def _first_parts(self) -> Iterator[Block]:
+        """Yield record batches, which are held, as far as the memory goes."""
+        before = n_bytes = number = 0
+        while n_bytes <= self.reading.batch_bytes:
+            if number == len(self.first):
+                self.first.extend(islice(self.others, 1))
+            content = self.first[number][0] if number < len(self.first) else None
+            if not isinstance(content, pa.RecordBatch):
+                return
+            yield Block("", before, content)
+            before, n_bytes, number = before + content.num_rows, n_bytes + content.nbytes, number + 1
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         from .table_columns import index_of

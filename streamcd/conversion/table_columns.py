@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -131,39 +131,42 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 def choose_encoding(
     types: dict[str, str],
     index: Sequence[str],
-    as_text: Set[str],
-    first_block: Callable[[str], Any],
+    keys: Container[str],
+    reader: Any,
     options: TableOptions,
     name: str,
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first_block` reads the first rows of a column; of times the first is the origin. Columns `as_text` have no types.
+    `keys` are columns by the names of folders. Of times the first is the origin.
     """
-
-    def first_rows(column: str) -> pa.Array:
-        return first_block(column).content.column(column).slice(0, FIRST_ROWS)
-
-    types |= {
-        column: type_name(first_rows(column).type) for column, kind in types.items() if kind == "nothing"
-    }
+    unknown = [
+        column for column, kind in types.items() if kind in ("nothing", *_BYTES) and column not in keys
+    ]
+    for given, block in zip(unknown, reader.first_blocks(unknown), strict=True):
+        rows = block.content.column(given).slice(0, FIRST_ROWS)
+        types[given] = type_name(rows.type)
+        if types[given] in _BYTES and _as_text(rows) is not None:
+            types[given] = "string"
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
             f"{options.label_flag}, one of {first_of(list(types), 20)}"
         )
     # a code with zeros before it stays as it stands
-    types |= dict.fromkeys(as_text & {*options.category, options.id, options.fold}, "string")
-    in_bytes = [column for column, kind in types.items() if kind in _BYTES]
-    types |= {column: "string" for column in in_bytes if _as_text(first_rows(column)) is not None}
+    as_text = types if reader.is_text else keys
+    named = {*options.category, options.id, options.fold} & types.keys()
+    types |= {given: "string" for given in named if given in as_text}
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
     chosen = options.features or tuple(column for column in types if column not in (*beside, *index))
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
+    read = [column for column in chosen if types.get(column) in ("time", "string") and column not in keys]
+    blocks = reader.first_blocks(read)
     for feature in chosen:
-        column = _column(feature, types, first_block, options)
+        column = _column(feature, types, next(blocks) if feature in read else None, options)
         if isinstance(column, Column):
             columns.append(column)
         else:
@@ -190,10 +193,13 @@ def choose_encoding(
 def _column(
     feature: str,
     types: Mapping[str, str],
-    first_block: Callable[[str], Any],
+    block: Any,
     options: TableOptions,
 ) -> Column | str:
-    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
+    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not.
+
+    `block` has the first rows of times and strings; None for a key of folders.
+    """
     if pair := _pair(feature, types):
         return Column(pair[0], "sparse", pair[1])
     kind = types[feature]
@@ -206,7 +212,10 @@ def _column(
     what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
     if kind not in ("time", "string"):
         return f"it holds {what}"
-    block = first_block(feature)
+    if kind == "string" and options.hash:
+        return Column(feature, "hashed")
+    if block is None:
+        return Column(feature, "category")
     strings = block.content.column(feature)
     given = strings.slice(0, FIRST_ROWS)
     if kind == "time":
@@ -215,8 +224,6 @@ def _column(
         known = given.drop_null() if has_origin else given[:0]
         origin = int(seconds_of(known[:1], 0)[0] // 1) if len(known) else 0
         return Column(feature, "number", form="seconds", origin=origin)
-    if options.hash:
-        return Column(feature, "hashed")
     n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
@@ -235,7 +242,7 @@ def _column(
 
 
 def wanted_types(
-    encoding: Encoding, types: Mapping[str, str], as_text: Set[str], label_type: str | None
+    encoding: Encoding, types: Mapping[str, str], as_text: Container[str], label_type: str | None
 ) -> dict[str, str]:
     """Return the types of the columns to read; those `as_text` have no types but those wanted."""
     wanted = {name: types[name] for name in encoding.names if name in types}

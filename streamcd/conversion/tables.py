@@ -63,17 +63,27 @@ class FileReader(TableReader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
         return found
 
-    def first_block(self, name: str) -> Block:
-        for path in self.paths:
-            batches: list[pa.RecordBatch] = []
-            is_typed = column_types(self.schema(path), path).get(name, "nothing") != "nothing"
-            for block in self.blocks(Piece(path), {name: "string"}) if is_typed else ():
-                batches.append(block.content)
-                if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        # as many columns at a time as have pages that fit in the memory, before it is known whether all do
+        n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
+        for k in range(0, len(names), n):
+            group, first = names[k : k + n], dict[str, Block]()
+            for path in self.paths:
+                types = column_types(self.schema(path), path)
+                typed = [
+                    name for name in group if name not in first and types.get(name, "nothing") != "nothing"
+                ]
+                batches: list[pa.RecordBatch] = []
+                for block in self.blocks(Piece(path), dict.fromkeys(typed, "string")) if typed else ():
+                    batches.append(block.content)
+                    if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+                        break
+                if batches:
+                    rows = one_batch(pa.Table.from_batches(batches))
+                    first |= dict.fromkeys(typed, Block(path, 0, rows))
+                if len(first) == len(group):
                     break
-            if batches:
-                return Block(path, 0, one_batch(pa.Table.from_batches(batches)))
-        return no_values(name)
+            yield from (first[name] if name in first else no_values(name) for name in group)
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
