@@ -148,7 +148,7 @@ def test_no_thread_of_arrow_lets_go_of_memory_of_python(tmp_path: Path) -> None:
     for _ in range(300):
         text = np.frombuffer(content[6:], np.uint8).copy()
         weakref.finalize(text, lambda: freed.append(threading.get_ident()))
-        assert reader._read(text, reader.paths[0], ["a", "y"], {}, 1)[0].num_rows == 1000
+        assert reader._read(text, reader.paths[0], ["a", "y"], {}, 1).content.num_rows == 1000
         del text
     assert freed == [threading.get_ident()] * 300
 

@@ -102,11 +102,6 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     _check(asked, like, source)
     for message in source.messages:
         listener.message(message)
-    for name, reason in source.unused.items():
-        if not name.startswith("__index_level_"):  # as pandas names an index without a name
-            listener.message(f"column {name!r} is not used: {reason}")
-    for name, reason in source.renamed.items():
-        listener.message(f"column {name!r} is named so: {reason}")
     with (
         dataset_workplace(dest, force=options.force) as work,
         Pool(workers, listener, Conversion.__module__) as pool,

@@ -25,12 +25,9 @@ from ..dataset.arrow_columns import (
     forms_of,
     one_batch,
     strings_of,
-    untyped,
-    with_later_types,
 )
 from .byte_sources import HEAD_BYTES, ByteBlock, TextReader, delimiter_of, read_head
 from .sources import (
-    FIRST_ROWS,
     MOST_BATCH_ROWS,
     STANDARD_INPUT,
     Block,
@@ -38,6 +35,7 @@ from .sources import (
     Piece,
     TableReader,
     display_name,
+    is_typed,
 )
 
 _COLUMNS_AT_A_TIME = 1000  # each takes Arrow 15 kB
@@ -95,46 +93,52 @@ class CsvReader(TextReader, TableReader):
         }
 
     def schema(self, path: str) -> pa.Schema:
-        return self._first_part[0].schema
+        return self._first.content.schema
 
     def names(self, path: str) -> list[str]:
         return [*self._headers[path][0]]
 
-    def first_rows(self) -> pa.RecordBatch:
-        return one_batch(self._first_part[0].slice(0, FIRST_ROWS))
-
-    def first_block(self, name: str) -> Block:
-        table, lines = self._first_part
-        return Block(display_name(self.paths[0]), 0, one_batch(table), lines=lines)
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        return (self._later.get(name, self._first) for name in names)
 
     @cached_property
-    def _first_part(self) -> tuple[pa.Table, np.ndarray]:
-        """The first megabyte, with the types that it suggests, or where it has no value of a column, those that follow.
+    def _later(self) -> dict[str, Block]:
+        """Later rows, by column, of those that have no value in the first megabyte."""
+        typed = dict[str, Block]()
+        first = self._first.content
+        lacking = {name for name in first.schema.names if not is_typed(first, name)}
+        blocks = (
+            block
+            for path in self.paths
+            if lacking and path != STANDARD_INPUT
+            for block in self._blocks(Piece(path), [n for n in self.names(path) if n in lacking], {}, 0)
+        )
+        for block in islice(blocks, _MOST_AHEAD_BYTES // self.reading.block_bytes):
+            typed |= {name: block for name in lacking if is_typed(block.content, name)}
+            lacking -= typed.keys()
+            if not lacking:
+                break
+        return typed
 
-        Also the lines of its rows.
-        """
+    @cached_property
+    def _first(self) -> Block:
+        """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
         (names, start), text = self._headers[path], self._sample(path)
         end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
         rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
-        table, lines, _ = self._read(rows, path, list(names), {}, line)
-        whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-        if re.search(rb"0[xX]", text):  # hexadecimal, of which Arrow makes whole numbers here alone
-            texts = self._read(rows, path, whole, dict.fromkeys(whole, pa.large_string()), line)[0]
-            for name, column in zip(whole, texts.columns, strict=True):
-                if any(np.isin(strings_of(part)[0].data, [*b"xX"]).any() for part in column.chunks):
-                    table = table.set_column(table.schema.names.index(name), name, column)
-        lacking = untyped(table.schema)
-        later = (
-            more
-            for path in self.paths
-            if lacking and path != STANDARD_INPUT
-            for _, more, _ in self._tables(
-                Piece(path), [name for name in lacking if name in self._headers[path][0]], {}, 0
-            )
-        )
-        blocks = islice(later, _MOST_AHEAD_BYTES // self.reading.block_bytes)
-        return with_later_types(table, blocks), lines
+        block = self._read(rows, path, list(names), {}, line)
+        if not re.search(rb"0[xX]", text):
+            return block
+        # hexadecimal, of which Arrow makes whole numbers here alone
+        whole = [field.name for field in block.content.schema if pa.types.is_integer(field.type)]
+        texts = self._read(rows, path, whole, dict.fromkeys(whole, pa.large_string()), line).content
+        types = {
+            name: pa.large_string()
+            for name in whole
+            if np.isin(strings_of(texts.column(name))[0].data, [*b"xX"]).any()
+        }
+        return self._read(rows, path, list(names), types, line)
 
     def _sample(self, path: str) -> bytes:
         return read_head(path, self.reading.decoder_bytes)
@@ -176,30 +180,26 @@ class CsvReader(TextReader, TableReader):
             for name, kind in types.items()
             if name in self._headers[piece.path][0]
         }
-        for text, table, lines in self._tables(piece, [*arrow], arrow, first_line):
-            row = 0
-            batches = table.to_batches(MOST_BATCH_ROWS) or [one_batch(table)]
-            for batch in batches if lines.size else []:
-                yield Block(text.name, 0, batch, text.bytes_read, lines=lines[min(row, lines.size - 1) :])
-                row += batch.num_rows
+        for block in self._blocks(piece, [*arrow], arrow, first_line):
+            for start in range(0, block.content.num_rows or block.lines.size, MOST_BATCH_ROWS):
+                yield block._replace(before=start, content=block.content.slice(start, MOST_BATCH_ROWS))
 
-    def _tables(
+    def _blocks(
         self, piece: Piece, chosen: list[str], types: Mapping[str, pa.DataType], line: int
-    ) -> Iterator[tuple[ByteBlock, pa.Table, np.ndarray]]:
-        """Read columns of a piece, which begins after so many lines, a block at a time; also the lines of the rows."""
+    ) -> Iterator[Block]:
+        """Read columns of a piece, which begins after so many lines."""
         with closing(ahead(self.texts([piece]))) as texts:
             for text in texts:
                 start = self._headers[piece.path][1] if text.first else 0
-                line += int(np.count_nonzero(text.text[:start] == 0x0A))
-                records = text.text[start : text.stop]
-                table, lines, n_lines = self._read(records, piece.path, chosen, types, line)
-                yield text, table, lines
-                line += n_lines
+                before = line + int(np.count_nonzero(text.text[:start] == 0x0A))
+                block = self._read(text.text[start : text.stop], piece.path, chosen, types, before)
+                yield block._replace(bytes_read=text.bytes_read)
+                line += int(np.count_nonzero(text.text[: text.stop] == 0x0A))
 
     def _time_type(self, name: str) -> pa.DataType:
         """Return the type by which a column of times is read: the first rows' but of a finer unit."""
-        schema = self._first_part[0].schema
-        first = schema.field(name).type if name in schema.names else pa.null()
+        known = name in self.schema("").names
+        first = next(self.first_blocks([name])).content.column(name).type if known else pa.null()
         if pa.types.is_time(first):
             return pa.time64("us")
         if pa.types.is_timestamp(first):
@@ -208,20 +208,16 @@ class CsvReader(TextReader, TableReader):
 
     def _read(
         self, text: np.ndarray, path: str, chosen: list[str], types: Mapping[str, pa.DataType], line: int
-    ) -> tuple[pa.Table, np.ndarray, int]:
-        """Read columns from text of a file, without its line of names, after so many lines of it.
-
-        Also returns the lines of the rows, and the number of all lines.
-        """
+    ) -> Block:
+        """Read columns from text of a file, without its line of names, after so many lines of it."""
         starts, newlines, end = record_starts(text, self._delimiter)
+        block = Block(display_name(path), 0, None, lines=line + 1 + np.searchsorted(newlines, starts))
         if not starts.size:
-            return pa.table({name: pa.nulls(0) for name in chosen}), starts, newlines.size
-        lines = line + 1 + np.searchsorted(newlines, starts)
-        place = Block(display_name(path), 0, None, lines=lines).place
+            return block._replace(content=one_batch(pa.table({name: pa.nulls(0) for name in chosen})))
         if end < text.size:
             found = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
             raise DataError(
-                f"{place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
+                f"{block.place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
             )
         # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
         buffer = pa.allocate_buffer(text.size)
@@ -246,8 +242,8 @@ class CsvReader(TextReader, TableReader):
                     break
                 except pa.ArrowInvalid as error:
                     if not threads:
-                        raise DataError(self._complaint(str(error), names, place)) from None
-        return pa.Table.from_arrays(columns, chosen), lines, newlines.size
+                        raise DataError(self._complaint(str(error), names, block.place)) from None
+        return block._replace(content=one_batch(pa.Table.from_arrays(columns, chosen)))
 
     def _complaint(self, error: str, names: list[str], place: Callable[[int], str]) -> str:
         """Describe a refusal by Arrow."""

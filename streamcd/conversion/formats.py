@@ -8,8 +8,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from ..core.errors import DataError, UsageError, counted, first_of, refuse
 from ..core.files import describe_other_kind, kind_of_directory
@@ -19,7 +21,6 @@ from .options import TableOptions
 from .sources import (
     LIBSVM,
     STANDARD_INPUT,
-    FolderKeys,
     Reading,
     Source,
     check_rows,
@@ -47,6 +48,7 @@ _MAGIC = (
     (b"<", "HTML or XML"),
 )
 _BINARY_BYTES = 1 << 10
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Files(NamedTuple):
@@ -78,53 +80,49 @@ def expand(sources: str | Path | Sequence[str | Path]) -> Files:
 def _expand(source: str, files: Files) -> None:
     """Add the files of a source."""
     path, passed_over = location(source), dict[str, str]()
-    root = str(path)
-    # folders and files below the root that a pattern names: of these an underscore hides none
-    n_matched = 0
+    root, n_matched = str(path), 0
     if source == STANDARD_INPUT:
-        listed = [source]
+        listed = {source: 0}
     elif isinstance(path, Url):
-        root = f"{path.scheme}://{root.partition('://')[2].rstrip('/')}"
-        listed = [str(file) for file in path.expand()]
-        if listed and root not in listed:
+        root = root.rstrip("/")
+        found = [str(file) for file in path.expand()]
+        if found and root not in found:
             _refuse_other_kind(path)
         if glob.has_magic(root):
-            pattern = root
-            root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
+            pattern, root = root, re.split(r"[*?[]", root)[0].rpartition("/")[0]
             n_matched = sys.maxsize if "**" in pattern else pattern.count("/") - root.count("/")
-    elif path.is_dir():
-        _refuse_other_kind(path)
-        listed = [*_files_in(path, passed_over)]
-    elif path.exists():
-        listed = [root]
-    elif not glob.has_magic(root):
-        raise UsageError(f"no such file or directory: {source}; check the name")
+        listed = dict.fromkeys(found, n_matched)
     else:
-        # a pattern of pathlib's does not follow symbolic links, which may lead back
-        pattern = str(path / "*" if path.name == "**" else path)
-        above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
-        root, n_matched = str(above), sys.maxsize
-        matches = {*above.glob(str(Path(pattern).relative_to(above)))}
-        listed = [file for match in matches for file in _files_at(match, passed_over)]
-        passed_over = {
-            name: reason
-            for name, reason in passed_over.items()
-            if reason != "hidden" or Path(name) not in matches
+        is_pattern, matches = not path.exists(), iter([path])
+        if path.is_dir():
+            _refuse_other_kind(path)
+            matches = path.iterdir()
+        elif is_pattern and not glob.has_magic(root):
+            raise UsageError(f"no such file or directory: {source}; check the name")
+        elif is_pattern:
+            # a pattern of pathlib's does not follow symbolic links, which may lead back
+            above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
+            within = (path / "*" if path.name == "**" else path).relative_to(above)
+            root, matches = str(above), above.glob(str(within))
+        listed = {
+            str(file): len(match.relative_to(root).parts) if is_pattern else 0
+            for match in matches
+            for file in _files_at(match, passed_over, is_pattern)
         }
-    found = []
-    for name in sorted(set(listed)):
+    named = []
+    for name, n_matched in sorted(listed.items()):
         parts = Path(name).relative_to(root).parts
+        # of the parts that a pattern names an underscore hides none
         hidden = (n for n, part in enumerate(parts) if part[0] == "." or (part[0] == "_" and n >= n_matched))
-        first = next(hidden, len(parts))
-        if first < len(parts):
-            passed_over[name.rsplit("/", len(parts) - 1 - first)[0]] = "hidden"
+        if (n := next(hidden, None)) is None:
+            named.append(name)
         else:
-            found.append(name)
-    if not found:
+            passed_over[name.rsplit("/", len(parts) - 1 - n)[0]] = "hidden"
+    if not named:
         more = f"; {_describe(passed_over)}" if passed_over else ""
         raise UsageError(f"expected files, found none: {source}{more}; check the name, or the pattern")
-    files.paths.extend(found)
-    files.roots.update((name, root) for name in found if name != root)
+    files.paths.extend(named)
+    files.roots.update((name, root) for name in named if name != root)
     files.passed_over.update(passed_over)
 
 
@@ -134,24 +132,17 @@ def _refuse_other_kind(path: Location) -> None:
         raise UsageError(other + (takes if kind_of_directory(path) == "a dataset" else ""))
 
 
-def _files_in(folder: Path, passed_over: dict[str, str]) -> Iterator[str]:
-    """List the files in a folder and below, and what is passed over."""
-    for path in folder.iterdir():
-        if path.name.startswith((".", "_")):
-            passed_over[str(path)] = "hidden"
-        else:
-            yield from _files_at(path, passed_over)
-
-
-def _files_at(path: Path, passed_over: dict[str, str]) -> Iterator[str]:
-    if not path.is_dir():
-        yield str(path)
+def _files_at(path: Path, passed_over: dict[str, str], is_match: bool = False) -> Iterator[Path]:
+    """List a file, or those in a folder and below; what is hidden, but for a match of a pattern, as a whole."""
+    if not path.is_dir() or (path.name.startswith((".", "_")) and not is_match):
+        yield path
     elif path.is_symlink():
         passed_over[str(path)] = "a link to a folder"
     elif kind := kind_of_directory(path):
         passed_over[str(path)] = kind
     else:
-        yield from _files_in(path, passed_over)
+        for inner in path.iterdir():
+            yield from _files_at(inner, passed_over)
 
 
 def _describe(passed_over: Mapping[str, str]) -> str:
@@ -186,22 +177,20 @@ def recognise(path: str, decoder_bytes: int, format: str) -> str:
 
 def open_source(files: Files, format: str, reading: Reading, options: TableOptions) -> Source:
     """Make the source of rows of files, all of one format but for empty ones."""
-    formats = [recognise(path, reading.decoder_bytes, format) for path in files.paths]
-    paths = [path for path, found in zip(files.paths, formats, strict=True) if found]
-    empty = [path for path, found in zip(files.paths, formats, strict=True) if not found]
-    check_rows(len(paths), empty, "an empty file" if len(empty) == 1 else "empty files")
-    first = {
-        found: path for found, path in zip(reversed(formats), reversed(files.paths), strict=True) if found
-    }
-    found, *others = first
-    if others:
+    by_format: dict[str, list[str]] = {}
+    for path in files.paths:
+        by_format.setdefault(recognise(path, reading.decoder_bytes, format), []).append(path)
+    empty = by_format.pop("", [])
+    check_rows(len(by_format), empty, "an empty file" if len(empty) == 1 else "empty files")
+    (found, paths), *others = by_format.items()
+    for other, (first, *_) in others:
         raise UsageError(
-            f"expected files of one format, found {found} in {first[found]} and {others[0]} in {first[others[0]]}; "
-            "convert them one by one, or name the --format"
+            f"expected files of one format, found {found} in {paths[0]} and {other} in {first}; convert them one by one, or "
+            "name the --format"
         )
     if format == "auto" and found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
         found = "csv"  # a table of one column
-    format, keys = found, FolderKeys.of(paths, files.roots)
+    format, keys = found, {path: _keys_of(path, files.roots.get(path, path)) for path in paths}
     messages = []
     if len(paths) > 1:
         folders = {os.path.dirname(path) for path in paths}
@@ -233,9 +222,9 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
 
             reader = ArrowReader(paths, reading.batch_bytes)
         source = open_tables(reader, reading, options, display_name(paths[0]), keys)
-    if keys.types and format not in _TABLES:
+    if (names := dict.fromkeys(chain.from_iterable(keys.values()))) and format not in _TABLES:
         messages.append(
-            f"the keys of folders ({', '.join(keys.types)}) are not read: {format} has no named columns"
+            f"the keys of folders ({', '.join(names)}) are not read: {format} has no named columns"
         )
     alone = next((path for path in paths if path not in files.roots and "=" in os.path.dirname(path)), "")
     if alone:
@@ -243,6 +232,14 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
             f"{alone}: keys of folders are columns of files in a folder that is named, not of single files"
         )
     return replace(source, total_bytes=total_bytes(paths), messages=(*messages, *source.messages))
+
+
+def _keys_of(path: str, root: str) -> dict[str, str | None]:
+    """Parse the names of the folders between a file and its root, of which ``key=value`` is a column."""
+    pairs = (folder.partition("=") for folder in Path(path).relative_to(root).parts[:-1])
+    return {
+        unquote(key): None if value == _NULL_KEY else unquote(value) for key, is_key, value in pairs if is_key
+    }
 
 
 def is_plain(path: str) -> bool:

@@ -7,10 +7,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from errno import EINVAL
-from itertools import chain
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +20,7 @@ from ..dataset.arrow_columns import (
     arrow_strings,
     flat_columns,
     frame_reader,
-    one_batch,
-    untyped,
-    with_later_types,
+    type_name,
 )
 from ..models.encoding import Encoding, check_columns
 from ..models.matrix_encoder import refuse_mask, sound_matrix
@@ -37,11 +33,6 @@ BLOCK_BYTES = 8 << 20
 
 DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
 """Memory of xz -9, and of xz -6."""
-
-FIRST_ROWS = 2000
-"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
-
-_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 MOST_BATCH_ROWS = 1 << 16
 """Rows of a table that are encoded at a time, at most."""
@@ -118,13 +109,22 @@ class Block(NamedTuple):
     bytes_read: int = 0
     label: np.ndarray | None = None
     weight: np.ndarray | None = None
-    lines: np.ndarray | None = None  # of text, where rows begin
+    lines: np.ndarray = np.empty(0, np.int64)  # of text, where rows begin
 
     def place(self, row: int) -> str:
         """Describe the location of a row, by its number in the block."""
-        if self.lines is not None:  # after a quote within a cell Arrow sees more records than we
-            return f"{self.name}:{self.lines[min(row, self.lines.size - 1)]}"
+        if self.lines.size:  # after a quote within a cell Arrow sees more records than we
+            return f"{self.name}:{self.lines[min(self.before + row, self.lines.size - 1)]}"
         return f"{self.name}, row {self.before + row + 1}".removeprefix(", ")
+
+
+def is_typed(batch: pa.RecordBatch, column: str) -> bool:
+    """Check if a column is there, and not of nulls without a type."""
+    return column in batch.schema.names and not pa.types.is_null(batch.schema.field(column).type)
+
+
+def no_values(column: str) -> Block:
+    return Block("", 0, pa.RecordBatch.from_arrays([pa.nulls(0)], [column]))
 
 
 class Reader:
@@ -161,12 +161,8 @@ class TableReader(Reader):
         """Return the names of the columns of a file."""
         return self.schema(path).names
 
-    def first_rows(self) -> pa.RecordBatch:
-        """Return the first rows of all columns."""
-        raise NotImplementedError
-
-    def first_block(self, name: str) -> Block:
-        """Return the first rows, and more of them where these are at hand, of the column `name` at least."""
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        """Read the first rows of columns, a block for each; if these are nulls without a type, later ones that have one."""
         raise NotImplementedError
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
@@ -176,54 +172,6 @@ class TableReader(Reader):
     def renamed(self) -> Mapping[str, str]:
         """Return the names that columns of text were given, with the reason."""
         return {}
-
-
-@dataclass(frozen=True)
-class FolderKeys:
-    """Columns that folders named ``key=value`` are, of the files in them; numbers where all values are."""
-
-    texts: Mapping[str, Mapping[str, str | None]]  # by file
-    types: Mapping[str, pa.DataType]
-
-    @classmethod
-    def of(cls, paths: Iterable[str], roots: Mapping[str, str]) -> FolderKeys:
-        """Parse the names of the folders between files and their roots."""
-        texts: dict[str, dict[str, str | None]] = {}
-        for path in (path for path in paths if path in roots):
-            pairs = [folder.partition("=") for folder in Path(path).relative_to(roots[path]).parts[:-1]]
-            texts[path] = {
-                unquote(key): None if value == _NULL_KEY else unquote(value)
-                for key, is_key, value in pairs
-                if is_key
-            }
-        types = {}
-        for name in dict.fromkeys(chain.from_iterable(texts.values())):
-            column = arrow_strings(values[name] for values in texts.values() if name in values)
-            with suppress(pa.ArrowInvalid):
-                column = column.cast(pa.float64())
-            types[name] = column.type
-        return cls(texts, types)
-
-    def add_fields(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns of a file with the keys, which replace those of the same name."""
-        for name, type_ in self.types.items():
-            place, field_ = schema.get_field_index(name), pa.field(name, type_)
-            schema = schema.append(field_) if place < 0 else schema.set(place, field_)
-        return schema
-
-    def add_columns(self, batch: Any, path: str, types: Mapping[str, str]) -> Any:
-        """Return rows of a file with the keys that are among `types`; null where the file has no such column either."""
-        own = self.texts.get(path, {})
-        for name in (name for name in self.types if name in types):
-            place = batch.schema.get_field_index(name)
-            if name in own or place < 0:
-                text = arrow_strings([own.get(name)])
-                value = text if types[name] == "string" else text.cast(self.types[name])
-                column = pa.repeat(value[0], batch.num_rows)
-                batch = (
-                    batch.append_column(name, column) if place < 0 else batch.set_column(place, name, column)
-                )
-        return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +191,9 @@ class Source:
     names_labels: bool = False
     weighted: bool = False  # rows come with weights
     unused: dict[str, str] = field(default_factory=dict)  # columns left out by themselves, with the reason
-    renamed: Mapping[str, str] = field(default_factory=dict)  # names that columns were given, with the reason
     columns: tuple[str, ...] = ()  # of a table whose encoding is made
-    keys: FolderKeys = FolderKeys({}, {})
+    # of files, columns of one value
+    keys: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     messages: tuple[str, ...] = ()  # of what is read, and what is not
 
     @property
@@ -257,15 +205,35 @@ class Source:
         """Read some pieces, a block at a time; the first one begins after so many lines of its file."""
         bytes_before = 0
         for piece in pieces:
-            types, own = self.table_types, self.keys.texts.get(piece.path, {})
-            if types:
-                types = {name: kind for name, kind in types.items() if name not in own}
-                # without a column nothing would tell how many rows there are
-                types = types or {self.reader.names(piece.path)[0]: "string"}
+            keys = {
+                key: text for key, text in self.keys.get(piece.path, {}).items() if key in self.table_types
+            }
+            types = {name: kind for name, kind in self.table_types.items() if name not in keys}
+            if keys and not types:  # nothing would tell how many rows there are
+                types = {self.reader.names(piece.path)[0]: "string"}
             for block in self.reader.blocks(piece, types, first_line):
-                content = self.keys.add_columns(block.content, piece.path, self.table_types)
-                yield block._replace(content=content, bytes_read=bytes_before + block.bytes_read)
+                if keys:
+                    columns = dict(zip(block.content.schema.names, block.content.columns, strict=True))
+                    for key, text in keys.items():
+                        one = (
+                            arrow_strings([text])
+                            if self.table_types[key] != "number"
+                            else numbers_or_text([text])
+                        )
+                        columns[key] = pa.repeat(one[0], block.content.num_rows)
+                    block = block._replace(
+                        content=pa.RecordBatch.from_arrays([*columns.values()], [*columns])
+                    )
+                yield block._replace(bytes_read=bytes_before + block.bytes_read)
             bytes_before, first_line = bytes_before + piece.n_bytes, 0
+
+
+def numbers_or_text(texts: Iterable[str | None]) -> pa.Array:
+    """Make numbers of texts where all are."""
+    column = arrow_strings(texts)
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.float64())
+    return column
 
 
 def open_tables(
@@ -273,20 +241,38 @@ def open_tables(
     reading: Reading,
     options: TableOptions,
     name: str,
-    keys: FolderKeys = FolderKeys({}, {}),
+    keys: Mapping[str, Mapping[str, str | None]] | None = None,
 ) -> Source:
-    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages."""
-    from .table_columns import choose_encoding, column_types, wanted_types  # only where there are tables
+    """Make the source of a reader's rows, with the encoding of the data to match, if any; `name` is for messages.
 
-    path, is_new = reader.paths[0] if reader.paths else "", reading.encoding is None
-    schema = keys.add_fields(reader.schema(path))
-    replaced = {key for file, texts in keys.texts.items() for key in texts.keys() & {*reader.names(file)}}
-    keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in keys.types]
+    `keys` are the columns that each file has by the names of its folders: numbers where all values are.
+    """
+    from .table_columns import (
+        choose_encoding,
+        column_types,
+        index_of,
+        wanted_types,
+    )  # only where there are tables
+
+    keys = keys or {}
+    names = {path: {*reader.names(path)} for path in keys}
+    all_keys = dict.fromkeys(chain.from_iterable(keys.values()))
+    replaced = {key for path, texts in keys.items() for key in texts if key in names[path]}
+    keys = {
+        path: {key: texts.get(key) for key in all_keys if key in texts or key not in names[path]}
+        for path, texts in keys.items()
+    }
+    columns = {
+        key: numbers_or_text(texts[key] for texts in keys.values() if key in texts) for key in all_keys
+    }
+    schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
+    types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
+
     if reading.encoding is None:
-        first = keys.add_columns(reader.first_rows(), path, dict.fromkeys(keys.types, ""))
-        encoding, types, unused = choose_encoding(schema, first, reader, options, name)
+        index = index_of(schema)
+        encoding, types, unused = choose_encoding(types, index, columns, reader, options, name)
     else:
-        encoding, types, unused = reading.encoding, column_types(schema, name), {}
+        encoding, unused = reading.encoding, {}
         check_columns(encoding, types, reading.needs_label, name)
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
@@ -295,9 +281,14 @@ def open_tables(
         weight, id, fold = (column if column in types else "" for column in roles)
         encoding = replace(encoding, weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
-    table_types = wanted_types(encoding, types, reader.is_text, label_type)
-    categories = {column.name for column in encoding.columns if column.kind in ("category", "hashed")}
-    table_types |= dict.fromkeys(categories & keys.types.keys(), "string")
+    table_types = wanted_types(encoding, types, types if reader.is_text else columns, label_type)
+    keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in all_keys]
+    messages = [f"columns by the names of folders: {', '.join(keyed)}"] if keyed else []
+    for column, reason in unused.items():
+        if not column.startswith("__index_level_"):  # as pandas names an index without a name
+            messages.append(f"column {column!r} is not used: {reason}")
+    for column, reason in reader.renamed().items() if is_new else ():
+        messages.append(f"column {column!r} is named so: {reason}")
     return Source(
         reader=reader,
         reading=reading,
@@ -311,9 +302,8 @@ def open_tables(
         table_types=table_types,
         columns=tuple(types) if is_new else (),
         keys=keys,
-        messages=(f"columns by the names of folders: {', '.join(keyed)}",) if keyed else (),
+        messages=tuple(messages),
         unused=unused,
-        renamed=reader.renamed() if is_new else {},
     )
 
 
@@ -396,18 +386,28 @@ class MemoryReader(TableReader):
 
     first: list[tuple[Any, Any, Any]]  # those that tell the columns, until they are read
     others: Iterator[tuple[Any, Any, Any]]
-    any_width: bool = False  # as in `Reading`
+    reading: Reading
     paths: tuple[str, ...] = ()
 
     def schema(self, path: str) -> pa.Schema:
-        return self.first_rows().schema
+        return self.first[0][0].schema
 
-    def first_rows(self) -> pa.RecordBatch:
-        first, *others = (pa.Table.from_batches([content]) for content, *_ in self.first)
-        return one_batch(with_later_types(first.slice(0, FIRST_ROWS), others))
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        for name in names:
+            typed = (block for block in self._first_parts() if is_typed(block.content, name))
+            yield next(typed, no_values(name))
 
-    def first_block(self, name: str) -> Block:
-        return Block("", 0, self.first[0][0])
+    def _first_parts(self) -> Iterator[Block]:
+        """Yield record batches, which are held, as far as the memory goes."""
+        before = n_bytes = number = 0
+        while n_bytes <= self.reading.batch_bytes:
+            if number == len(self.first):
+                self.first.extend(islice(self.others, 1))
+            content = self.first[number][0] if number < len(self.first) else None
+            if not isinstance(content, pa.RecordBatch):
+                return
+            yield Block("", before, content)
+            before, n_bytes, number = before + content.num_rows, n_bytes + content.nbytes, number + 1
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         from .table_columns import index_of
@@ -418,11 +418,11 @@ class MemoryReader(TableReader):
             found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
                 found = "" if isinstance(content, np.ndarray) else "sparse rows of "
-                found += "any columns" if self.any_width else f"{content.shape[1]:,} columns"
+                found += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
                 weights = f" {'without' if weight is None else 'with'} weights"
                 remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
                 found += weights
-            elif not self.any_width:
+            elif not self.reading.any_width:
                 names = set(content.schema.names) - set(index_of(content.schema))
                 columns = columns or names
                 if odd := columns - names or names - columns:
@@ -450,18 +450,8 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches, reading.any_width), first
+    reader, (X, y, weight) = MemoryReader([first], batches, reading), first
     if isinstance(X, pa.RecordBatch):
-        # as much as is decoded of a table at a time is held to see the types of columns that begin with nulls
-        lacking, n_bytes = {*untyped(X.schema)}, 0
-        for more, *_ in batches if lacking else ():
-            reader.first.append((more, None, None))
-            if not isinstance(more, pa.RecordBatch) or n_bytes > reading.batch_bytes:
-                break
-            lacking &= {*untyped(more.schema)}
-            n_bytes += more.nbytes
-            if not lacking:
-                break
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)
         return replace(open_tables(reader, reading, options, "data"), in_memory=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..dataset.arrow_columns import (
     described_origin,
     flat_fields,
     forms_of,
-    have_dates,
     odd_value,
     seconds_of,
     type_name,
@@ -31,6 +30,9 @@ from .options import TableOptions
 _LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
 not."""
+
+FIRST_ROWS = 2000
+"""Rows of a table by which some columns are understood: enough of them, and the same ones in all formats."""
 
 _OF_PREDICTIONS = ("source", "prediction", "decision")
 _SINGLE = ("number", "string", "boolean", "time", "nothing")
@@ -127,30 +129,44 @@ def _pair(feature: str, types: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def choose_encoding(
-    schema: pa.Schema, first: pa.RecordBatch, reader: Any, options: TableOptions, name: str
+    types: dict[str, str],
+    index: Sequence[str],
+    keys: Container[str],
+    reader: Any,
+    options: TableOptions,
+    name: str,
 ) -> tuple[Encoding, dict[str, str], dict[str, str]]:
     """Choose the columns that become features, and their encoding; also the types of all, and why others are left out.
 
-    `first` has the first rows of all columns. Of times the first is the origin.
+    `keys` are columns by the names of folders. Of times the first is the origin.
     """
-    types, index = column_types(schema, name) | column_types(first.schema, name), index_of(schema)
+    unknown = [
+        column for column, kind in types.items() if kind in ("nothing", *_BYTES) and column not in keys
+    ]
+    for given, block in zip(unknown, reader.first_blocks(unknown), strict=True):
+        rows = block.content.column(given).slice(0, FIRST_ROWS)
+        types[given] = type_name(rows.type)
+        if types[given] in _BYTES and _as_text(rows) is not None:
+            types[given] = "string"
     if not options.label:
         raise UsageError(
             f"{name}: expected the name of the column of {'targets' if options.target else 'labels'}, found none; give "
             f"{options.label_flag}, one of {first_of(list(types), 20)}"
         )
-    if reader.is_text:  # a code with zeros before it stays as it stands
-        types |= dict.fromkeys(types.keys() & {*options.category, options.id, options.fold}, "string")
-    in_bytes = [column for column, kind in types.items() if kind in _BYTES]
-    types |= {column: "string" for column in in_bytes if _as_text(first.column(column)) is not None}
+    # a code with zeros before it stays as it stands
+    as_text = types if reader.is_text else keys
+    named = {*options.category, options.id, options.fold} & types.keys()
+    types |= {given: "string" for given in named if given in as_text}
     _check_names(types, options, name)
     roles = options.label, options.weight_column, options.id, options.fold
     beside = {*roles, *options.drop} - {""}
     chosen = options.features or tuple(column for column in types if column not in (*beside, *index))
     unused = {column: "it is the table's index" for column in index if column not in (*beside, *chosen)}
     columns = []
+    read = [column for column in chosen if types.get(column) in ("time", "string") and column not in keys]
+    blocks = reader.first_blocks(read)
     for feature in chosen:
-        column = _column(feature, types, first, options, reader)
+        column = _column(feature, types, next(blocks) if feature in read else None, options)
         if isinstance(column, Column):
             columns.append(column)
         else:
@@ -177,11 +193,13 @@ def choose_encoding(
 def _column(
     feature: str,
     types: Mapping[str, str],
-    first: pa.RecordBatch,
+    block: Any,
     options: TableOptions,
-    reader: Any,
 ) -> Column | str:
-    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not."""
+    """Describe how a column, or a pair ``INDICES:VALUES``, becomes features, or tell why it does not.
+
+    `block` has the first rows of times and strings; None for a key of folders.
+    """
     if pair := _pair(feature, types):
         return Column(pair[0], "sparse", pair[1])
     kind = types[feature]
@@ -191,23 +209,25 @@ def _column(
         return Column(feature, "number")
     if kind == "boolean":
         return Column(feature, "number", form="boolean")
-    given = first.column(feature)
+    what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
+    if kind not in ("time", "string"):
+        return f"it holds {what}"
+    if kind == "string" and options.hash:
+        return Column(feature, "hashed")
+    if block is None:
+        return Column(feature, "category")
+    strings = block.content.column(feature)
+    given = strings.slice(0, FIRST_ROWS)
     if kind == "time":
         # times of day and lengths have no origin
-        seconds = seconds_of(given, 0) if have_dates(given) else np.empty(0)
-        known = seconds[~np.isnan(seconds)]
-        return Column(feature, "number", form="seconds", origin=int(known[0] // 1) if known.size else 0)
-    if kind != "string":
-        what = "bytes that are no text in UTF-8" if kind in _BYTES else f"values of type {kind}"
-        return f"it holds {what}"
-    if options.hash:
-        return Column(feature, "hashed")
+        has_origin = pa.types.is_date(given.type) or pa.types.is_timestamp(given.type)
+        known = given.drop_null() if has_origin else given[:0]
+        origin = int(seconds_of(known[:1], 0)[0] // 1) if len(known) else 0
+        return Column(feature, "number", form="seconds", origin=origin)
     n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
     if differ and feature not in options.features:
-        block = reader.first_block(feature)
-        strings = block.content.column(feature)
         forms = forms_of(strings)
         if np.count_nonzero(forms == WORD) <= MOST_ODD * forms.size:
             rows = [row for form in (COMMA, WORD) for row in np.flatnonzero(forms == form)[:1].tolist()]
@@ -222,14 +242,14 @@ def _column(
 
 
 def wanted_types(
-    encoding: Encoding, types: Mapping[str, str], is_text: bool, label_type: str | None
+    encoding: Encoding, types: Mapping[str, str], as_text: Container[str], label_type: str | None
 ) -> dict[str, str]:
-    """Return the types of the columns to read; those of delimited text have no types but those asked for."""
+    """Return the types of the columns to read; those `as_text` have no types but those wanted."""
     wanted = {name: types[name] for name in encoding.names if name in types}
     for column in encoding.columns:
         if column.kind == "number":
             wanted[column.name] = {"seconds": "time", "boolean": "boolean"}.get(column.form, "number")
-        elif column.kind != "sparse" and (is_text or wanted[column.name] != "number"):
+        elif column.kind != "sparse" and (column.name in as_text or wanted[column.name] != "number"):
             wanted[column.name] = "string"
     wanted |= dict.fromkeys(encoding.kept, "kept")
     wanted |= {name: types[name] for name in (encoding.label, encoding.weight) if name and name in types}

@@ -21,11 +21,9 @@ from ..dataset.arrow_columns import (
     flat_columns,
     one_batch,
     parquet_file,
-    untyped,
-    with_later_types,
 )
-from .sources import FIRST_ROWS, MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, refusing_damage
-from .table_columns import column_types
+from .sources import MOST_BATCH_ROWS, Block, Counted, Piece, TableReader, no_values, refusing_damage
+from .table_columns import FIRST_ROWS, column_types
 
 _LEAST_BATCH_ROWS = 1 << 8
 _BUFFER_BYTES = 1 << 18  # by which column chunks of Parquet are read
@@ -65,41 +63,27 @@ class FileReader(TableReader):
             found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
         return found
 
-    def first_rows(self) -> pa.RecordBatch:
-        path, *others = self.paths
-        table = self._first(path, column_types(self.schema(path), path))
-        lacking = untyped(table.schema)
-        later = (
-            self._first(
-                other,
-                {
-                    name: kind
-                    for name, kind in column_types(self.schema(other), other).items()
-                    if name in lacking and kind != "nothing"
-                },
-            )
-            for other in others
-        )
-        return one_batch(with_later_types(table, later if lacking else ()))
-
-    def _first(self, path: str, types: Mapping[str, str]) -> pa.Table:
-        """Read so many columns at a time that their pages fit in the memory, before it is known whether all do."""
-        n, names = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES)), [*types]
-        columns: dict[str, pa.ChunkedArray] = {}
+    def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        # as many columns at a time as have pages that fit in the memory, before it is known whether all do
+        n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
         for k in range(0, len(names), n):
-            batches: list[pa.RecordBatch] = []
-            for block in self.blocks(Piece(path), {name: types[name] for name in names[k : k + n]}):
-                batches.append(block.content)
-                if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+            group, first = names[k : k + n], dict[str, Block]()
+            for path in self.paths:
+                types = column_types(self.schema(path), path)
+                typed = [
+                    name for name in group if name not in first and types.get(name, "nothing") != "nothing"
+                ]
+                batches: list[pa.RecordBatch] = []
+                for block in self.blocks(Piece(path), dict.fromkeys(typed, "string")) if typed else ():
+                    batches.append(block.content)
+                    if sum(batch.num_rows for batch in batches) >= FIRST_ROWS:
+                        break
+                if batches:
+                    rows = one_batch(pa.Table.from_batches(batches))
+                    first |= dict.fromkeys(typed, Block(path, 0, rows))
+                if len(first) == len(group):
                     break
-            if batches:
-                table = pa.Table.from_batches(batches).slice(0, FIRST_ROWS)
-                columns |= zip(table.column_names, table.columns, strict=True)
-        empty = flat_columns(self.schema(path).empty_table())
-        return pa.Table.from_arrays([*columns.values()], [*columns]) if columns else empty
-
-    def first_block(self, name: str) -> Block:
-        return next(self.blocks(Piece(self.paths[0]), {name: "string"}))
+            yield from (first[name] if name in first else no_values(name) for name in group)
 
     def rows_at_a_time(self, place: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
@@ -195,6 +179,7 @@ class ParquetReader(FileReader):
         before = int(own.n_rows[: piece.start].sum())
         metadata = self._metadata(path)
         groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
+        names = [name for name in types if name in present]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         strings = {name for name, kind in types.items() if present.get(name) == kind == "string"}
         plain = {
@@ -209,32 +194,29 @@ class ParquetReader(FileReader):
             parquet_file(location(path), read_dictionary=sorted(strings - plain), **options) as file,
         ):
             for number in groups:
-                chunks, n_rows = _chunks(metadata, number, leaves), int(own.n_rows[number])
-                n_rows = self._batch_rows(f"{path}, row group {number}", n_rows, chunks, types)
-                names = [name for name in types if name in present]
-                for batch in file.iter_batches(n_rows, row_groups=[number], columns=names, use_threads=False):
+                chunks, row_bytes = _chunks(metadata, number, leaves), 16.0
+                for chunk in chunks:
+                    stored, size = chunk.total_compressed_size, chunk.total_uncompressed_size
+                    # runs and dictionaries may take next to none in the file
+                    decoded = max(size, _CELL_BYTES * chunk.num_values)
+                    row_bytes += 2 * decoded / max(int(own.n_rows[number]), 1)
+                    if chunk.path_in_schema not in types:  # of a list, of which one row may have all elements
+                        size = decoded
+                    self.check_fits(
+                        f"{path}, row group {number}: column {chunk.path_in_schema!r}",
+                        size if size > _MOST_EXPANSION * stored else 0,
+                        f"{format_size(stored)} that become {format_size(size)}",
+                        "write it with smaller row groups, or ",
+                    )
+                rows = self.rows_at_a_time(f"{path}, row group {number}", row_bytes)
+                if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
+                    rows = min(rows, _PREFIXED_ROWS)
+                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                     row_bytes = batch.nbytes / batch.num_rows
                     self.check_fits(path, batch.nbytes, f"rows of {format_size(row_bytes)} each, decoded")
                     batch.validate(full=True)
                     yield Block(path, before, flat_columns(batch))
                     before += batch.num_rows
-
-    def _batch_rows(self, place: str, n_rows: int, chunks: list[Any], types: Mapping[str, str]) -> int:
-        """Return the rows of a row group to read at a time; refuses columns that would be decompressed beyond the memory."""
-        # runs and dictionaries may take next to none in the file
-        decoded = [max(chunk.total_uncompressed_size, _CELL_BYTES * chunk.num_values) for chunk in chunks]
-        for chunk, n_bytes in zip(chunks, decoded, strict=True):
-            is_list = chunk.path_in_schema not in types  # of which one row may have all elements
-            stored, size = chunk.total_compressed_size, n_bytes if is_list else chunk.total_uncompressed_size
-            self.check_fits(
-                f"{place}: column {chunk.path_in_schema!r}",
-                size if size > _MOST_EXPANSION * stored else 0,
-                f"{format_size(stored)} that become {format_size(size)}",
-                "write it with smaller row groups, or ",
-            )
-        rows = self.rows_at_a_time(place, max(16.0, 2 * sum(decoded) / max(n_rows, 1)))
-        prefixed = any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks)
-        return min(rows, _PREFIXED_ROWS) if prefixed else rows
 
 
 def _leaves(metadata: Any, types: Mapping[str, str]) -> list[int]:

@@ -130,25 +130,6 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_arrays(empty, schema=table.schema)
 
 
-def with_later_types(table: pa.Table, later: Iterable[pa.Table]) -> pa.Table:
-    """Return a table where columns without a type, of nulls alone, are those of later tables, for as many rows."""
-    for more in later:
-        for place, field in enumerate(table.schema):
-            if pa.types.is_null(field.type) and field.name in more.column_names:
-                column = more.column(field.name).slice(0, table.num_rows)
-                nulls = pa.nulls(table.num_rows - len(column), column.type)
-                column = pa.chunked_array([*column.chunks, nulls], column.type)
-                table = table.set_column(place, field.name, column)
-        if not untyped(table.schema):
-            break
-    return table
-
-
-def untyped(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that have no type: of nulls alone."""
-    return [field.name for field in schema if pa.types.is_null(field.type)]
-
-
 def valid_of(array: pa.Array) -> np.ndarray:
     """Mark the elements that are not null; empty if there are no nulls."""
     if not array.null_count:
@@ -271,11 +252,6 @@ def seconds_of(array: pa.Array, origin: int) -> np.ndarray:
     if valid.size:
         seconds[~valid] = np.nan
     return seconds
-
-
-def have_dates(array: pa.Array) -> bool:
-    """Check if times are dates, with a time of day or without, rather than times of day or lengths alone."""
-    return bool(pa.types.is_date(array.type) or pa.types.is_timestamp(array.type))
 
 
 def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
