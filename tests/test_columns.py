@@ -142,8 +142,9 @@ def test_kill_leaves_no_half_layout(dataset: Dataset) -> None:
     code = (
         "import sys, time\n"
         "from streamcd.conversion import transpose\n"
+        "from streamcd.core.options import Listener\n"
         "transpose._make_plan = lambda *_: transpose.Plan(2_500, 3_000, 200, 1500, 'auto')\n"
-        "class Slow(transpose.Listener):\n"
+        "class Slow(Listener):\n"
         "    def progress(self, progress):\n"
         "        print(progress.phase, flush=True)\n"
         "        time.sleep(0.02 if progress.phase == 'scatter' else 5)\n"

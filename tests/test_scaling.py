@@ -360,9 +360,7 @@ def test_a_column_of_times_is_named_and_the_way_on_is_to_scale_it(tmp_path: Path
     done = command_line.run(
         "train", tmp_path / "raw", tmp_path / "run", "--loss", "hinge", "--max-passes", "50"
     )
-    said = (
-        "of 'when'), which takes many passes by all methods but newton; try 'streamcd convert --scale maxabs'"
-    )
+    said = "of 'when'), which takes many passes by all methods but newton; try converting with --scale maxabs"
     last = [line for line in done.stderr.splitlines() if "not converged after 50 passes" in line]
     assert ", which more passes change slowly; features are badly scaled" in last[0]
     assert last[0].endswith(said)
