@@ -157,7 +157,7 @@ def test_rows_far_on_the_wrong_side_do_not_stop_the_descent(n_columns: int) -> N
         return float(np.abs(w).sum() + np.logaddexp(0.0, -margin).sum())
 
     before = objective()
-    held.solve(0.1, 100)
+    held.solve(0.1, 0.0, 100)
     assert objective() < 0.2 * before
     np.testing.assert_allclose(scores.score, x @ w[:-1], atol=1e-6)
 

@@ -65,12 +65,12 @@ class HeldSolution:
         solve_positive(np.eye(1), np.ones(1))
         minimise(ColumnsModel(none, self._columns, (self._pull, self._curvature), (0,)), step, penalty)
 
-    def solve(self, solved: float, most_steps: int) -> None:
-        """Solve until the gap of the held columns is a part of what it was; weights of others stay what they are."""
+    def solve(self, solved: float, wanted: float, most_steps: int) -> None:
+        """Solve until the gap of the held columns is `wanted`, or a part of what it was; other weights stay as they are."""
         every, size = np.arange(self._order.size), 0
         v = self._take_rows(every)
         gap = self._gap(every, v)
-        goal = solved * gap
+        goal = max(solved * gap, wanted)
         while gap > goal and self._n_steps < most_steps:
             chosen = self._choose(v, 2 * size)
             size, is_whole = chosen.size, chosen.size == every.size

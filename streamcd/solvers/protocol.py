@@ -139,6 +139,7 @@ class Solver(ABC):
     memory: SolverMemory  # bytes that the solver takes
     layout: Any  # `memory_plan.Layout` of the data, with the sizes of the state per row
     warm_start: Start
+    tol = 0.0  # the relative gap that is wanted; 0 where another rule stops the training
     threads = Threads()  # that share the work of a visit; results do not depend on their number
 
     @abstractmethod

@@ -49,6 +49,9 @@ _SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
 further read would find what a solution knows."""
 
+_OF_WANTED = 0.3
+"""Part of the gap that is wanted, to which all columns are solved where they are held: a read sums up anew, and rounds."""
+
 _STEPS_WITHIN, _STEPS_BETWEEN = 8, 100  # of a solution at most: within a read, between two
 
 
@@ -284,7 +287,11 @@ class WorkingSetSolver(Solver):
             held = Penalty.of_lane(self.problem, lane), columns, offsets, read.moved[lane], read.norm
             key = self._seed, state.read, lane, read.n_solved
             solution = HeldSolution(scores, self._costs[lane], *held, key)
-            solution.solve(_SOLVED if self._held else _RESIDENT_SOLVED, most_steps)
+            if self._held:
+                solution.solve(_SOLVED, 0.0, most_steps)
+            else:
+                wanted = _OF_WANTED * self.tol * abs(float(state.lanes["primal"][lane]))
+                solution.solve(_RESIDENT_SOLVED, wanted, most_steps)
 
         calls = [partial(solve, int(lane)) for lane in lanes]
         for first in range(0, len(calls), LANES_TOGETHER):

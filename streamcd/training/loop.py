@@ -270,6 +270,7 @@ class Loop(TrainingLoop):
         make_room(task.memory, self.planned)
         super().__init__(directory, task, session)
         self.threads = task.solver.threads = session.threads
+        task.solver.tol = task.rule.tol or 0.0
         self.next_checkpoint = math.inf
         # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
         self.present = np.zeros(task.dataset.n_chunks, dtype=bool)
