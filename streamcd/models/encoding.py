@@ -174,7 +174,7 @@ class Encoding:
 
     @cached_property
     def _stems(self) -> list[str]:
-        """How the names of features begin that are made from a column's name; the last is for those of buckets.
+        """Beginnings of the names of features, by the column that they are made from; the last is that of buckets.
 
         It is that name, with a number after it where another column's name begins as theirs would.
         """
