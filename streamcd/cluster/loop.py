@@ -129,6 +129,7 @@ class RoundLoop(TrainingLoop):
                 "line_search": round(stepped - worked, 6),
             },
         }
+        assert isinstance(self.directory, Run)
         self.directory.append_log(record)
         self._checkpoint()  # the state records the length of the log
 

@@ -37,7 +37,7 @@ from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    5,
+    6,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
@@ -53,8 +53,6 @@ _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "
 
 class Run:
     """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
-
-    has_files = True
 
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity, self.name = path, identity, str(path)
@@ -74,7 +72,9 @@ class Run:
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
         make_directory(self.path / name)
-        return Run(self.path / name, self.identity.part(name), locked=False)
+        part = Run(self.path / name, self.identity.part(name), locked=False)
+        part.name = self.name  # in messages a part is the run
+        return part
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
@@ -174,14 +174,14 @@ def refuse_lost_state(state: Path, log: Path) -> None:
         )
 
 
-class MemoryRun(Run):
+class MemoryRun:
     """A run without files, which keeps its last state in memory and cannot be resumed."""
 
-    has_files = False
+    name = "(in memory)"
 
     def __init__(self) -> None:
-        self.name = "(in memory)"
         self.path = Path(self.name)
+        self.state_path = self.path
         self._arrays: Mapping[str, Any] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
@@ -206,8 +206,8 @@ class MemoryRun(Run):
         for start in range(0, rows.array.shape[0], block_rows):
             yield rows[start : start + block_rows]
 
-    def close(self) -> None:
-        """Do nothing: there is no lock."""
+
+AnyRun = Run | MemoryRun
 
 
 def _write_archive(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
