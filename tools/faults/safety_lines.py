@@ -9,24 +9,26 @@ TABLE = r"""
 # Contents and names are durable before what promises them has its name.
 core/files.py
     os.fsync(descriptor) ~ durable[train]
-    sync(*before, *partials) ~ durable[predict]
+    sync(*new, *before, *partials) ~ durable[predict]
     sync(last.parent)  # the others have theirs before it has its own ~ durable[a model over another]
     sync(last.parent)  # all have them for good ~ durable[predict]
     sync(path.parent) @ put_directory ~ durable[convert]
-    sync(path.parent) @ make_directory ~ durable[train]
+    return [*changed, path.parent] ~ durable[train]
+        > return changed
 dataset/writer.py
     sync(path) ~ durable[convert]
     sync(folder / name) ~ durable[convert]
 training/checkpoint.py
-    files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
-        ~ durable[train]
-    sync(self.path) ~ durable[tune]
+    files = [*files, *self._unsynced_log] ~ durable[train]
+    files = [*files, self.path] ~ durable[train]
+    sync(*make_directory(self.path / name)) ~ durable[tune]
+        > make_directory(self.path / name)
 training/loop.py
     self.directory.write_state(arrays, self.slots.unsynced()) ~ durable[train streamed]
         > self.directory.write_state(arrays)
 stream/slot_store.py
     self._unsynced.add(int(self._shard[chunk])) ~ durable[train streamed]
-    return [*map(self._path, chunks), self.folder] ~ durable[train]
+    return [*map(self._path, chunks), *[self.folder] * (NO_SLOT in self._durable)] ~ durable[train]
         > return [*map(self._path, chunks)]
 cluster/loop.py
     self.slots.roll_back() ~ rounds a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_run[collect-3]
@@ -35,10 +37,10 @@ core/staging.py
     sync(work) @ _locked ~ durable[convert]
 # What is complete stays until what replaces it is.
 core/files.py
-    partials, (*others, last) = [path.with_name(path.name + ".partial") for path in paths], paths
+    partials = [path.with_name(path.name + ".partial") for path in paths]
         ~ metadata a_file_is_replaced_whole_or_stays_as_it_was
-        > partials, (*others, last) = [*paths], paths
-    last.unlink(missing_ok=True) ~ durable[a model over another]
+        > partials = [*paths]
+    last.unlink() ~ durable[a model over another]
     exchange(new, path) ~ metadata two_directories_change_places_in_one_step
 stream/slot_store.py
     self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
