@@ -48,6 +48,19 @@ def problems(disk: Disk, events: Iterable[Event]) -> list[str]:
     return found + _unsynced(disk, Path(), names=True)
 
 
+def needless(events: Iterable[Event]) -> list[str]:
+    """List what was synced again though neither its content nor, of a directory, a name in it had changed."""
+    clean, found = set[str](), []
+    for event in events:
+        if event.kind == "sync":
+            found += [event.path] * (event.path in clean)
+            clean.add(event.path)
+        else:
+            names = {event.path, event.other} - {""}
+            clean -= names | {str(Path(name).parent) for name in names}
+    return found
+
+
 def _unkept(disk: Disk, source: Path, target: Path) -> list[str]:
     """Look at what is about to get a name, and at what it promises."""
     found = [f"{target} had its name before it was complete"] if source == target else []

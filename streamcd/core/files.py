@@ -40,7 +40,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 def sync(*paths: Path) -> None:
     """Make the bytes of files, or the names in directories, durable; several at a time share writes of the journal."""
-    if len(paths) > 1:
+    if len(paths) != 1:
         with ThreadPoolExecutor(8, thread_name_prefix="streamcd-sync") as pool:
             list(pool.map(sync, paths))
         return
@@ -53,30 +53,33 @@ def sync(*paths: Path) -> None:
 
 
 @contextmanager
-def replacing(*paths: Path, before: Sequence[Path] = ()) -> Iterator[list[Path]]:
+def replacing(*paths: Path, before: Sequence[Path] = (), described: bool = True) -> Iterator[list[Path]]:
     """Yield temporary names to write to; the files written there replace `paths`, of one directory, when the block ends.
 
-    If the block fails, they stay as they were and the temporary files are removed. The files `before` are made durable
-    first. The last one describes the others: it is gone before the first of them is replaced, and comes last.
+    If the block fails, they stay as they were and the temporary files are removed. The directory is made if needed. The
+    files `before` are made durable first. The last one describes the others, unless not `described`: it is gone before the
+    first of them is replaced, and comes last.
     """
     *others, last = paths
     partials = [path.with_name(
         path.name
         + ".partial"  # safety: metadata::replaced_whole
     ) for path in paths]  # fmt: skip
+    new = make_directory(last.parent)
     for partial in partials:
         if partial.is_symlink():  # safety: files_of_others::through_a_symbolic_link[predict]
             raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
     try:
         with file_named(last):
             yield partials
-        sync(*before, *partials)  # safety: durability::power_cut[predict]
-        if others:
-            last.unlink(missing_ok=True)  # safety: durability::power_cut[a model over another]
+        sync(*new, *before, *partials)  # safety: durability::power_cut[predict]
+        if others and described and last.exists():
+            last.unlink()  # safety: durability::power_cut[a model over another]
             # its name is gone before the others get theirs
             sync(last.parent)
-            for partial, path in zip(partials, others, strict=False):
-                os.replace(partial, path)
+        for partial, path in zip(partials, others, strict=False):
+            os.replace(partial, path)
+        if others and described:
             # the others have theirs before it has its own
             sync(last.parent)  # safety: durability::power_cut[a model over another]
         os.replace(partials[-1], last)
@@ -147,12 +150,16 @@ def work_directory(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory whose name is durable, with its parents, unless it exists."""
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync(path.parent)  # safety: durability::power_cut[train]
+def make_directory(path: Path) -> list[Path]:
+    """Make a directory, with its parents, unless it exists; returns the directories to `sync` for its name to be durable."""
+    if path.is_dir():
+        return []
+    changed = make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    return [
+        *changed,
+        path.parent,  # safety: durability::power_cut[train]
+    ]
 
 
 def put_directory(new: Path, path: Path, *, force: bool) -> None:

@@ -18,6 +18,7 @@ from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
 from ..core.files import describe_other_kind, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
+from ..core.parallel import ahead
 from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
@@ -349,7 +350,7 @@ class Dataset(ChunkedTable):
         """
         deviations = np.zeros(self.n_features)
         with reading(self.file("features.parquet")), np.errstate(all="ignore"):
-            for piece in self.read_features(STATISTICS):
+            for piece in ahead(piece for piece in self.read_features(STATISTICS)):
                 half = piece["max"] / 2 - piece["min"] / 2
                 variance = piece["mean_square"] - piece["mean"] ** 2
                 is_known = variance > 1e-10 * piece["mean_square"]  # to which sums are exact to 1 %

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.errors import ModelError
-from ..core.files import Count, Kind, Structure, make_directory, metadata_text, replacing
+from ..core.files import Count, Kind, Structure, metadata_text, replacing
 from ..core.setting import check_class_names
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.schema import ScalingRecord
@@ -109,7 +109,6 @@ def write_model(
     encoding: Encoding | None,
 ) -> None:
     """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
-    make_directory(directory)
     categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
     names = [*arrays, *categories, "model.json"]
     with replacing(*(directory / name for name in names)) as partial:

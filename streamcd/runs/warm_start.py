@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError
-from ..core.files import make_directory, write_file
+from ..core.files import replacing
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
@@ -339,9 +339,10 @@ def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:
     folder = path / DATA
     if (folder / "manifest.json").exists():
         return
-    make_directory(folder)
-    for name in (*["features.parquet"] * centred, "chunks.parquet", "manifest.json"):
-        write_file(folder / name, dataset.file(name).read_bytes())
+    names = [*["features.parquet"] * centred, "chunks.parquet", "manifest.json"]
+    with replacing(*(folder / name for name in names)) as partials:
+        for name, partial in zip(names, partials, strict=True):
+            partial.write_bytes(dataset.file(name).read_bytes())
 
 
 def data_problems(path: Path, fingerprint: str) -> Iterator[str]:

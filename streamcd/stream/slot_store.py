@@ -88,7 +88,7 @@ class SlotStore:
         self._lock = Lock()
         self.bytes_read = 0
         self.identity = identity
-        make_directory(folder)
+        make_directory(folder)  # its name is durable with the first state of a run
 
     def allocate(self) -> None:
         """Allocate the disk space of all slots, so that a disk too small fails before any work."""
@@ -181,12 +181,12 @@ class SlotStore:
         self._unsynced.add(int(self._shard[chunk]))  # safety: durability::power_cut[train streamed]
 
     def unsynced(self) -> list[Path]:
-        """List the files, and their folder, that hold what was saved since `mark_durable`."""
+        """List the files, and until every chunk is durable their folder, that hold what was saved since `mark_durable`."""
         chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()
-        return [
-            *map(self._path, chunks),
-            self.folder,  # safety: durability::power_cut[train]
-        ]
+        files = [*map(self._path, chunks)]
+        if NO_SLOT in self._durable:
+            files.append(self.folder)  # safety: durability::power_cut[train]
+        return files
 
     def mark_durable(self) -> None:
         """Protect the current slots as those of the last durable checkpoint."""

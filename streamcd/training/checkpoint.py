@@ -62,16 +62,19 @@ class Run:
         if locked and self._lock is None:  # safety: resume::run_in_use
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = self._log_crc = 0
+        self._unsynced_log = set[Path]()
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
-        self._early_log = path / "log.jsonl.partial"
-        if self.state_path.exists() and not self.log_path.exists() and self._early_log.exists():
-            os.replace(self._early_log, self.log_path)  # by a process that was killed between the two
+        first = {path / "state.npz.partial": self.state_path, path / "log.jsonl.partial": self.log_path}
+        if any(file.exists() for file in first.values()):
+            for partial, file in first.items():
+                if partial.exists() and not file.exists():  # of a process that ended between the two
+                    os.replace(partial, file)
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
 
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
-        make_directory(self.path / name)
+        sync(*make_directory(self.path / name))  # safety: durability::power_cut[tune]
         part = Run(self.path / name, self.identity.part(name), locked=False)
         part.name = self.name  # in messages a part is the run
         return part
@@ -82,25 +85,25 @@ class Run:
     def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
-        The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
+        The first lines of the log get their name with the first state: without a state there is no log (`read_state`).
         """
-        if self._early_lines:
-            lines = b"".join(self._early_lines)
-            with file_named(self._early_log):
-                self._early_log.write_bytes(lines)
-            self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
-        if self._log_bytes:
-            # of an early log, the name too is durable before the state
-            log = [self._early_log, self.path] if self._early_lines else [self.log_path]
-            files = [*files, *log]  # safety: durability::power_cut[train]
-        with replacing(self.state_path, before=files) as (partial,), open(partial, "wb") as file:
+        first_lines = b"".join(self._early_lines or ())
+        files = [*files, *self._unsynced_log]  # safety: durability::power_cut[train]
+        if not self.state_path.exists():
+            # the name of the slots' folder, and those of partial files: of two, one may get its name without the other
+            files = [*files, self.path]  # safety: durability::power_cut[train]
+        paths = [self.state_path, *[self.log_path] * bool(first_lines)]
+        with replacing(*paths, before=files, described=False) as (partial, *log_partial):
+            for path in log_partial:
+                path.write_bytes(first_lines)
+                self._log_bytes = len(first_lines)
+                self._log_crc = zlib.crc32(first_lines)
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
-            state = {**arrays, "log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
-            _write_archive(file, {**state, "identity": identity})
-        if self._early_lines:
-            os.replace(self._early_log, self.log_path)
-            sync(self.path)  # safety: durability::power_cut[tune]
+            log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
+            with open(partial, "wb") as file:
+                _write_archive(file, {**arrays, **log, "identity": identity})
         self._early_lines = None
+        self._unsynced_log.clear()
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
@@ -130,6 +133,7 @@ class Run:
         else:
             with file_named(self.log_path), open(self.log_path, "ab") as file:
                 file.write(line)
+            self._unsynced_log |= {self.log_path} if self._log_bytes else {self.log_path, self.path}
             self._log_bytes, self._log_crc = self._log_bytes + len(line), zlib.crc32(line, self._log_crc)
 
     def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
@@ -346,7 +350,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     """Create a run directory, or with `force` empty an existing one; the caller protects runs that must not be replaced."""
     if os.path.lexists(path) and not path.is_dir():
         raise CheckpointError(f"{path} exists and is not a run; name another directory")
-    make_directory(path)
+    sync(*make_directory(path))
     # a process that ended before it wrote the configuration leaves only the lock
     leftovers = _content(path)
     if leftovers and not (path / "config.json").exists():  # safety: resume::something_else_in_it

@@ -356,7 +356,8 @@ class Loop(TrainingLoop):
                 "seconds": {kind: round(seconds, 6) for kind, seconds in spent.items()},
             }
             self.directory.append_log(record)
-        self._pause()
+        if self._has_open_lanes():
+            self._pause()
 
     def _visit(self, window: Window, spent: dict[str, float]) -> None:
         """Visit a window, with the dual variables of its rows; resident ones stay in the arena until a checkpoint."""
