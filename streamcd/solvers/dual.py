@@ -8,7 +8,6 @@ Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85 (2011).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,9 +22,10 @@ from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primitives import Lanes, Rows, Steering, Total, Variables
-from ..stream.arenas import RowArena, Window, aligned_zeros, empty_window
+from ..stream.arenas import RowArena, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation, row_parts
+from .acceleration import ARRAYS as ACCELERATION_ARRAYS
 from .acceleration import Acceleration
 from .memory import MOST_COPIED, dual_memory
 from .problem import Problem
@@ -34,6 +34,7 @@ from .protocol import (
     DONE,
     START,
     TRAIN,
+    Array,
     Estimates,
     Solver,
     Start,
@@ -43,7 +44,6 @@ from .protocol import (
     deviation,
     error_terms,
     join_totals,
-    new_lanes,
     new_totals,
     violation,
 )
@@ -53,12 +53,24 @@ _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
+ROW_ARRAYS = (Array("v_error", "bound on the norm of the error of w(alpha)"),)
+"""State of `RowSolver`."""
+
+ARRAYS = (
+    Array("inner_tolerance", "of Newton's method for a row, the logistic loss", initial=1e-2),
+    Array("passes_in_one", "passes before which rows are not visited in two parts again", int),
+)
+"""State of `DualSolver`."""
+
 
 class RowSolver(Solver):
     """Base of the solvers over rows: the certificate, and what a read's beginning and end do."""
 
     warm_start: Start = "alpha and w"
     always_sums = False  # up w(alpha), in every read at fixed w
+    sums: tuple[
+        Array, ...
+    ] = ()  # of such reads, beside w(alpha) and the totals; those of workers are added up
 
     # what a subclass adds, a function of a window and the state
     train: Any  # (…, order, key, lanes): visit active rows once in some lanes, in an order drawn by key; `order` is room
@@ -70,22 +82,17 @@ class RowSolver(Solver):
         self.memory, self.layout = memory, memory.layout
         self.n_vectors = problem.n_lanes * problem.lane_vectors
 
-    def new_state(self) -> State:
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """See `protocol.Solver`."""
+        return (*ROW_ARRAYS, *self.sums, *(ACCELERATION_ARRAYS if self.acceleration else ()))
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read: w = 0."""
-        shape, n_lanes = (self.problem.n_features + 1, self.n_vectors), self.problem.n_lanes
-        w = aligned_zeros(math.prod(shape), np.dtype(np.float64)).reshape(shape)
-        lanes = new_lanes(n_lanes, TRAIN) | {"v_error": np.zeros(n_lanes)}
-        state = State(w, new_totals(n_lanes), lanes, matrices=self.new_sums())
+        state = super().new_state(loop)
         if self.acceleration:
-            self.acceleration.add_to(state)
+            self.acceleration.begin(state)
         return state
-
-    def new_sums(self) -> dict[str, np.ndarray]:
-        """Return zeros for the sums that reads at fixed w make beside w(alpha) and the totals, in `State.matrices`.
-
-        Those of several partitions of the rows are added up.
-        """
-        return {}
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0."""
@@ -94,7 +101,7 @@ class RowSolver(Solver):
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
-        flags = self.flags(np.flatnonzero(state.lanes["restore"]))
+        flags = self.flags(np.flatnonzero(state.restore))
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
         for column in flags.tolist():
@@ -107,27 +114,27 @@ class RowSolver(Solver):
         small, n_lanes = copy.copy(self), self.problem.n_lanes
         small.problem = replace(self.problem, n_features=1)
         window, one = empty_window(self.layout.new_arena(dataset, 2, 0)), np.zeros(1, dtype=np.int64)
-        own = small.new_state()
-        own.lanes = {name: array.copy() for name, array in state.lanes.items()}
-        own.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
+        state = state.resized(features=2)
+        if self.acceleration:
+            state.in_pass[:] = False
         for phase in (START, CERTIFY, TRAIN):
-            own.lanes["phase"][:] = np.where(np.arange(n_lanes) == 0, phase, DONE)
-            small.visit(window, own, window.chunks, np.uint64(0))
+            state.phase[:] = np.where(np.arange(n_lanes) == 0, phase, DONE)
+            small.visit(window, state, window.chunks, np.uint64(0))
             if phase != TRAIN:
-                small.certificate(own)
-        small.restore_rows(own, window.arena, 0, 2)
-        small.estimate(own, one)
+                small.certificate(state)
+        small.restore_rows(state, window.arena, 0, 2)
+        small.estimate(state, one)
 
     # -- a read
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, and sum up w(alpha) where it is not known; then train the others."""
-        certifying, training = state.phase(START, CERTIFY), state.phase(TRAIN)
+        certifying, training = state.lanes_in(START, CERTIFY), state.lanes_in(TRAIN)
         if certifying.size:
             rows, summing, v = all_rows(window, order), self.summing(state), self.v(state)
             if window.number == 0:
                 v[:, self.problem.columns(summing)] = 0.0
-            self.certify(window, state, rows, certifying)
+            self.certify(window, state, rows, certifying, state.totals)
             if summing.size:
                 self.sum_alpha(window, state, rows, summing, v)
         if training.size:
@@ -137,25 +144,27 @@ class RowSolver(Solver):
 
     def v(self, state: State) -> np.ndarray:
         """Return the array that holds w(alpha) between reads, and its sum in those that sum it up."""
-        return state.matrices["centre_or_w_alpha"] if self.acceleration else state.w
+        return state.centre_or_w_alpha if self.acceleration else state.w
 
     def summing(self, state: State) -> np.ndarray:
         """Return the lanes of which the read at fixed w sums up w(alpha): where it is not known, or not well enough."""
-        lanes = state.phase(START, CERTIFY)
-        doubtful = (state.lanes["phase"] == START) | self.always_sums
+        lanes = state.lanes_in(START, CERTIFY)
+        doubtful = (state.phase == START) | self.always_sums
         if self.acceleration:
-            doubt = error_terms(np.sqrt(2.0 * state.lanes["distance"]), state.lanes["v_error"])
-            doubtful |= doubt > _SUMMED_SHARE * state.lanes["estimate"]
+            doubt = error_terms(np.sqrt(2.0 * state.distance), state.v_error)
+            doubtful |= doubt > _SUMMED_SHARE * state.estimate
         return lanes[doubtful[lanes]]
 
-    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        """Sum the terms of a window's rows in some lanes, in the given order of rows, which threads divide."""
+    def certify(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add the terms of a window's rows in some lanes to `totals`, in the given order of rows, which threads divide."""
         n_parts = self.threads.parts(window.n_entries * lanes.size)
-        sums = [new_totals(state.totals.shape[0] + 1)[:-1] for _ in range(n_parts)]  # none share a cache line
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(n_parts)]  # none share a cache line
         each = zip(np.array_split(order, n_parts), sums, strict=True)
         self.threads.run([partial(self.certify_rows, window, state, lanes, *part) for part in each])
         for part in sums:
-            join_totals(state.totals, part)
+            join_totals(totals, part)
 
     def certify_rows(
         self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
@@ -172,17 +181,19 @@ class RowSolver(Solver):
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
-        gap, kept = np.abs(state.totals[:, Total.GAP]), state.lanes  # negative only by rounding
+        gap = np.abs(state.totals[:, Total.GAP])  # negative only by rounding
+        at_end = np.zeros(gap.size)
         if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
-            kept["distance"][trained] += self.cost_of_feasibility(state, trained)
-            gap[trained] += kept["distance"][trained]
-            square = kept["w_alpha_square"]
+            state.distance[trained] += self.cost_of_feasibility(state, trained)
+            at_end = state.distance
+            gap[trained] += at_end[trained]
+            square = state.w_alpha_square
         else:
             square = self._penalty_terms(state.w, state.w, trained)[2]
             square = square.reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            kept["v_error"] += deviation(np.sqrt(state.totals[:, Total.N_VISITED] * square))
-        return Estimates(gap, kept["dual_sum"] - 0.5 * square + gap, violation(state.totals))
+            state.v_error += deviation(np.sqrt(state.totals[:, Total.N_VISITED] * square))
+        return Estimates(gap, state.dual_sum - 0.5 * square + gap, violation(state.totals), at_end)
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate the part of the gap of which the rows' terms do not tell, that of a feasible alpha; (trained,)."""
@@ -190,10 +201,11 @@ class RowSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
-        kept, some = state.lanes, trained[~state.lanes["restore"][trained]]
-        largest, smallest = state.totals[some, Total.VIOLATION_MAX], state.totals[some, Total.VIOLATION_MIN]
-        kept["high"][some] = np.where(largest > 0.0, largest, np.inf)
-        kept["low"][some] = np.where(smallest < 0.0, smallest, -np.inf)
+        some = trained[~state.restore[trained]]
+        largest = state.totals[some, Total.VIOLATION_MAX]
+        smallest = state.totals[some, Total.VIOLATION_MIN]
+        state.high[some] = np.where(largest > 0.0, largest, np.inf)
+        state.low[some] = np.where(smallest < 0.0, smallest, -np.inf)
         if self.acceleration:
             self.acceleration.end_read(state, trained)
 
@@ -204,24 +216,35 @@ class RowSolver(Solver):
 
         With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
         """
-        terms = self._penalty_terms(state.w, self.v(state), state.phase(CERTIFY))
+        terms = self._penalty_terms(state.w, self.v(state), state.lanes_in(CERTIFY))
         return self.proof(state, state.totals, terms)
 
     def proof(self, state: State, totals: np.ndarray, sums: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v."""
+        """Compute the certificate from the rows' sums and the weights' (`_penalty_terms`), and bound the error of v.
+
+        With n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a row's term with its margin::
+
+            primal = g(w) + Σ C_i loss_i
+            gap    = Σ phi_i + bracket,  bracket = g(w) + g*(v) - w·v = ½ ‖w - v‖²
+            error  of v: deviation(√(n ‖v‖²) + √(Σ a² q)) where this read summed v up; else `v_error`, to which a pass
+                   that does not accelerate adds deviation(√(Σ a² q))
+            more   = (‖w - v‖ + ½ error) error + deviation(‖w‖ Σ slope_i)
+        """
         # losses of all classes have all their vectors in one lane
-        penalty, bracket, square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
-        kept, n_rows, summed = state.lanes, totals[:, Total.N_VISITED], self.summing(state)
-        size, norm = np.sqrt(totals[:, Total.ALPHA_SQUARE]), np.sqrt(2.0 * penalty)
+        penalty, bracket, v_square = sums.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
+        summed = self.summing(state)
+        n_rows = totals[:, Total.N_VISITED]
+        size = np.sqrt(totals[:, Total.ALPHA_SQUARE])
+        error = state.v_error + (0.0 if self.acceleration else deviation(state.passes * size))
+        error[summed] = deviation(np.sqrt(n_rows * v_square) + size)[summed]
+        state.v_error[summed] = error[summed]
+        norm = np.sqrt(2.0 * penalty)
         if self.problem.free_bias:
             norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
-        error = kept["v_error"] + (0.0 if self.acceleration else deviation(kept["passes"] * size))
-        error[summed] = deviation(np.sqrt(n_rows * square) + size)[summed]
         more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, Total.SLOPE])
         n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
-        kept["v_error"][summed] = error[summed]
-        gap = totals[:, Total.GAP] + bracket
-        return certificate(penalty + totals[:, Total.LOSS], gap, violation(totals), n_terms, more)
+        primal = penalty + totals[:, Total.LOSS]
+        return certificate(primal, totals[:, Total.GAP] + bracket, violation(totals), n_terms, more)
 
     def _penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
@@ -245,11 +268,13 @@ class RowSolver(Solver):
 
     def steering(self, state: State) -> Steering:
         """Return the parameters of the steps of a pass."""
-        kept, nothing = state.lanes, np.zeros(self.problem.n_lanes)
-        uncounted = (kept["moves"] == 0).astype(np.float64) if self.acceleration else nothing
-        inverse_mu = 1.0 / (1.0 + kept.get("kappa", nothing))
-        tolerance, omega = kept.get("inner_tolerance", nothing), kept.get("omega", nothing)
-        return Steering(kept["high"], kept["low"], tolerance, omega, inverse_mu, uncounted)
+        lanes = state.lanes
+        nothing = np.zeros(self.problem.n_lanes)
+        uncounted = (state.moves == 0).astype(np.float64) if self.acceleration else nothing
+        inverse_mu = 1.0 / (1.0 + lanes.get("kappa", nothing))
+        tolerance = lanes.get("inner_tolerance", nothing)
+        omega = lanes.get("omega", nothing)
+        return Steering(state.high, state.low, tolerance, omega, inverse_mu, uncounted)
 
     def new_scratch(self, lanes: np.ndarray) -> Lanes:
         """Return scratch for these lanes, longer than needed by a cache line, which no two threads share."""
@@ -281,12 +306,15 @@ class DualSolver(RowSolver):
         self._copies = np.zeros((2, 0))  # of w, for two threads
         self._mean_entries = 0.0  # of a row: those in a window depend on where it was read from
 
-    def new_state(self) -> State:
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """See `protocol.Solver`."""
+        return (*super().arrays, *ARRAYS, *over_relaxation.ARRAYS)
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read: w = 0."""
-        state, n_lanes = super().new_state(), self.problem.n_lanes
-        state.lanes |= {"inner_tolerance": np.full(n_lanes, 1e-2)}
-        state.lanes |= {"passes_in_one": np.zeros(n_lanes, dtype=np.int64)}
-        state.lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
+        state = super().new_state(loop)
+        over_relaxation.begin(state, self.omega)
         return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
@@ -367,15 +395,15 @@ class DualSolver(RowSolver):
         """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
         estimates = super().estimate(state, trained)
         if self._steps_apart:
-            row_parts.see_harm(state.lanes, estimates.estimate, trained)
+            row_parts.see_harm(state, estimates.gap, trained)
         return estimates
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the inner tolerance of Newton's method and omega, too; see `RowSolver`."""
-        kept, totals = state.lanes, state.totals
+        totals = state.totals
         exact = trained[totals[trained, Total.N_STEPS] <= 0.1 * totals[trained, Total.N_VISITED]]
-        kept["inner_tolerance"][exact] = np.maximum(0.1 * kept["inner_tolerance"][exact], 1e-12)
-        over_relaxation.update_omega(kept, state.w[self.problem.penalised], trained)
+        state.inner_tolerance[exact] = np.maximum(0.1 * state.inner_tolerance[exact], 1e-12)
+        over_relaxation.update_omega(state, state.w[self.problem.penalised], trained)
         super().end_read(state, trained)
 
 

@@ -18,7 +18,18 @@ from . import over_relaxation
 from .dual import RowSolver, rows_of, shuffled_active_rows
 from .memory import twin_sor_memory
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows
+from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
+
+ARRAYS = (
+    Array("seen_phase", "phase in the last read", int, START),
+    # zeros that are not written to take no memory, and a resumed run replaces them
+    Array(
+        "inverse", "H, summed up by the first read, then its inverse", axes=("lanes", "features", "features")
+    ),
+    Array("pulled", "Bᵀa, summed up by a read at fixed w", axes=("features", "lanes")),
+    Array("w_alpha", "w(alpha), summed up by one", axes=("features", "lanes")),
+)
+"""State of `TwinSorSolver`."""
 
 
 class TwinSorSolver(RowSolver):
@@ -36,49 +47,52 @@ class TwinSorSolver(RowSolver):
         super().__init__(problem, twin_sor_memory(problem))
         self.omega = omega
 
-    def new_state(self) -> State:
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """See `protocol.Solver`."""
+        return (*super().arrays, *ARRAYS, *over_relaxation.ARRAYS)
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read, which sums up the matrices."""
-        state, n_lanes, size = super().new_state(), self.problem.n_lanes, self.problem.n_features + 1
-        state.lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        state.lanes["phase"][:] = START
-        state.lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
-        # untouched zeros take no memory, and resuming replaces them
-        state.matrices["inverse"] = np.zeros((n_lanes, size, size))
-        state.matrices["pulled"], state.matrices["w_alpha"] = np.zeros((2, size, n_lanes))
+        state = super().new_state(loop)
+        over_relaxation.begin(state, self.omega)
+        state.phase[:] = START
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
-        state.lanes["seen_phase"][:] = state.lanes["phase"]
+        state.seen_phase[:] = state.phase
         super().visit(window, state, order, key)
-        starting = state.phase(START)
+        starting = state.lanes_in(START)
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
 
     def v(self, state: State) -> np.ndarray:
         """Return w(alpha), of which the own rows' variables are those of a certificate."""
-        return state.matrices["w_alpha"]
+        return state.w_alpha
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
-        seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
+        seen, pulled = state.seen_phase, state.pulled
         for lane in np.flatnonzero(seen == START):
-            self._invert(state.matrices["inverse"][lane])
-        goes_on = np.isin(seen, (START, CERTIFY)) & (state.lanes["phase"] == TRAIN)
+            self._invert(state.inverse[lane])
+        goes_on = np.isin(seen, (START, CERTIFY)) & (state.phase == TRAIN)
         for lane in np.flatnonzero(goes_on):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
-            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            w = state.w[:, lane] = state.inverse[lane] @ pulled[:, lane]
             if seen[lane] == START:
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
-                state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
+                state.dual_sum[lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
         pulled[:] = 0.0
-        over_relaxation.update_omega(state.lanes, state.w, trained)
+        over_relaxation.update_omega(state, state.w, trained)
         super().end_read(state, trained)
 
-    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def certify(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+    ) -> None:
         """Sum the terms of a window's rows, with the variables of the plane's own that are best at this w."""
         twin_kernels.set_own_alpha(order, *self.arguments(window, state), lanes)
-        super().certify(window, state, order, lanes)
+        super().certify(window, state, order, lanes, totals)
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
@@ -87,10 +101,10 @@ class TwinSorSolver(RowSolver):
         super().sum_alpha(window, state, order, lanes, v)
         for lane in lanes.tolist():
             others = order[self.problem.sign[window.arena.code[order], lane] > 0.0]
-            super().sum_alpha(window, state, others, np.array([lane]), state.matrices["pulled"])
+            super().sum_alpha(window, state, others, np.array([lane]), state.pulled)
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.matrices["inverse"]
+        rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.inverse
         n_parts = self.threads.count
         self.threads.run(
             [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
@@ -119,6 +133,6 @@ class TwinSorSolver(RowSolver):
         before, chosen = self.problem.penalty(state.w), shuffled_active_rows(window, lanes, order, key)
         rows = (chosen, *self.arguments(window, state), self.steering(state))
         room = np.empty(self.problem.n_features + 1)
-        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.matrices["inverse"], room)
+        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.inverse, room)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, Total.DUAL] += (self.problem.penalty(state.w) - before)[lanes]

@@ -32,14 +32,15 @@ from .primal import RowConstants, columns_of, new_constants, read_constants, set
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    START_NORM,
     TRAIN,
+    Array,
     Solver,
     Start,
     State,
     all_rows,
     certificate,
     deviation,
-    new_lanes,
     new_totals,
     relative_violation,
 )
@@ -53,6 +54,12 @@ _OF_WANTED = 0.3
 """Part of the gap that is wanted, to which all columns are solved where they are held: a read sums up anew, and rounds."""
 
 _STEPS_WITHIN, _STEPS_BETWEEN = 8, 100  # of a solution at most: within a read, between two
+
+ARRAYS = (
+    Array("score", "w·x of every row", axes=("lanes", "rows")),
+    START_NORM,
+)
+"""State of `WorkingSetSolver`: w and the scores of the last read's beginning, as a resumed run visits its windows again."""
 
 
 @dataclass
@@ -75,6 +82,7 @@ class WorkingSetSolver(Solver):
 
     def __init__(self, problem: Problem, dataset: Dataset, seed: int, plan: Plan | None) -> None:
         self.problem, self._dataset, self._seed = problem, dataset, seed
+        self.n_rows = dataset.n_rows
         self.memory, self._plan = working_set_memory(problem, dataset), plan
         self.layout = self.memory.layout
         self._is_resident = plan is None or plan.resident
@@ -96,13 +104,10 @@ class WorkingSetSolver(Solver):
             for lane in signed.T
         ]
 
-    def new_state(self) -> State:
-        """Return the state before the first read: w and the scores are 0."""
-        n_lanes = self.problem.n_lanes
-        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        state = State(np.zeros((self.problem.n_features + 1, n_lanes)), new_totals(n_lanes), lanes)
-        state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
-        return state
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """See `protocol.Solver`."""
+        return ARRAYS
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
@@ -122,7 +127,7 @@ class WorkingSetSolver(Solver):
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Sum up a window's columns, and hold those that are near."""
-        lanes = state.phase(TRAIN, CERTIFY)
+        lanes = state.lanes_in(TRAIN, CERTIFY)
         if window.number == 0:
             self._begin_read(window, state, lanes)
         if window.sweep is not None:
@@ -201,7 +206,7 @@ class WorkingSetSolver(Solver):
         def begin(lane: int) -> None:
             read.moved[lane], read.v[lane] = state.w[:, lane], 0.0
             read.fresh[lane] = state.w[-1, lane] * problem.bias
-            read.pull[lane] = state.rows["score"][lane]
+            read.pull[lane] = state.score[lane]
             if read.score.size:
                 read.score[lane] = read.pull[lane]
             scores = Scores(read.pull[lane], read.fresh[lane], *self._constants)
@@ -220,7 +225,7 @@ class WorkingSetSolver(Solver):
 
     def _solve_within(self, state: State) -> Callable[[], None] | None:
         """Return how held columns are solved for before a read's end; None in the first, whose scores may not be w's."""
-        lanes = state.phase(TRAIN)
+        lanes = state.lanes_in(TRAIN)
         if not (lanes.size and state.read):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
@@ -264,14 +269,14 @@ class WorkingSetSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Solve for the held columns, lane by lane."""
-        read, norm = self._sums, state.lanes["start_norm"]
+        read, norm = self._sums, state.start_norm
         if np.isnan(norm).any():  # the first read: all its scores were 0
             norm[:] = self._slope_norms(np.zeros_like(state.w))
-        lanes = trained[state.lanes["phase"][trained] == TRAIN]
-        state.rows["score"][:] = read.fresh
+        lanes = trained[state.phase[trained] == TRAIN]
+        state.score[:] = read.fresh
         if read.n_solved:
-            state.rows["score"][lanes] = read.score[lanes]
-        self._solve(state, lanes, state.rows["score"], _STEPS_BETWEEN)
+            state.score[lanes] = read.score[lanes]
+        self._solve(state, lanes, state.score, _STEPS_BETWEEN)
         state.w[:, lanes] = read.moved[lanes].T
 
     def _solve(self, state: State, lanes: np.ndarray, score: np.ndarray, most_steps: int) -> None:
@@ -290,7 +295,7 @@ class WorkingSetSolver(Solver):
             if self._held:
                 solution.solve(_SOLVED, 0.0, most_steps)
             else:
-                wanted = _OF_WANTED * self.tol * abs(float(state.lanes["primal"][lane]))
+                wanted = _OF_WANTED * self.tol * abs(float(state.primal[lane]))
                 solution.solve(_RESIDENT_SOLVED, wanted, most_steps)
 
         calls = [partial(solve, int(lane)) for lane in lanes]

@@ -37,7 +37,7 @@ from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    5,
+    6,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
