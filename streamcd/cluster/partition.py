@@ -361,6 +361,6 @@ def _writable(problem: Problem) -> Problem:
     arrays: dict[str, Any] = {
         field.name: np.array(getattr(problem, field.name))
         for field in fields(problem)
-        if isinstance(getattr(problem, field.name), np.ndarray)
+        if field.init and isinstance(getattr(problem, field.name), np.ndarray)
     }
     return replace(problem, **arrays)
