@@ -238,6 +238,8 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
 ) -> None:
     dataset = many_classes(tmp_path / "data")
     problem = ProblemOptions(method="primal", acceleration="none").make_problem(dataset)
-    monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked, **more: pytest.fail("made"))
+    monkeypatch.setattr(
+        "streamcd.solvers.primal.PrimalSolver.__init__", lambda *asked, **more: pytest.fail("made")
+    )
     memory = ProblemOptions(method="primal", acceleration="none").solver_memory(problem, dataset)
     assert memory.weights > 3 * 8 * 600 * 600

@@ -19,7 +19,6 @@ from streamcd.core.errors import UsageError
 from streamcd.core.parallel import AHEAD, Threads, ahead
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import classes
-from streamcd.solvers.classes import ClassSolver
 from streamcd.stream.slot_store import SlotStore
 
 
@@ -78,12 +77,10 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
     monkeypatch.setattr(classes, "shuffled_active_rows", counted)
     streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
     assert len(n_rows) > 1
-    solver = ClassSolver(
-        ProblemOptions(
-            loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6)
-        ).make_problem(data)
+    options = ProblemOptions(
+        loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6)
     )
-    assert solver.layout.n_orders == 4
+    assert options.solver_memory(options.make_problem(data), data).layout.n_orders == 4
 
 
 def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:

@@ -20,6 +20,7 @@ from streamcd.solvers import (
     over_relaxation,
     primal,
     protocol,
+    row_solver,
     twin_sor,
     working_set,
 )
@@ -33,7 +34,7 @@ COMMAND = "python -m tools.state_table"
 OWNERS = {
     "every run (`solvers/protocol`, `training/loop`, `training/stopping`)": (*protocol.ARRAYS, *loop.ARRAYS),
     "on workers (`cluster/rounds`)": rounds.ARRAYS[len(loop.ARRAYS) :],
-    "dual and sor (`solvers/dual`)": dual.ROW_ARRAYS,
+    "dual and sor (`solvers/row_solver`)": row_solver.ARRAYS,
     "acceleration, and a bias that is not penalised (`solvers/acceleration`)": acceleration.ARRAYS,
     "dual, but for losses of all classes (`solvers/dual`)": dual.ARRAYS,
     "that, and sor (`solvers/over_relaxation`)": over_relaxation.ARRAYS,

@@ -69,7 +69,7 @@ class Response:
     Those of local passes are ``totals`` (lanes, N_TOTALS) of the first pass: in later ones a worker's own rows are nearly
     solved, which says nothing about the whole. But the change of the dual is that of all passes, and Newton's steps are
     those of the last. ``direction`` (lanes, 5) is that of `block_steps.direction`; ``change``, shaped like w, that of w for
-    lanes that trained, the worker's share of w(alpha) for those certified. Others are of `RowSolver.new_sums`.
+    lanes that trained, the worker's share of w(alpha) for those certified. Others are `RowSolver.sums`.
     """
 
     sums: dict[str, np.ndarray]

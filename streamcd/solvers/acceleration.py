@@ -258,6 +258,13 @@ def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
 
 
+def make_acceleration(problem: Problem, kappa: float | str, dataset: Dataset) -> Acceleration | None:
+    """Make the acceleration of a solver over rows, or None; with kappa 0 it moves the centre of a free bias alone."""
+    if kappa == "none":
+        return Acceleration(problem, 0.0, dataset) if problem.free_bias else None
+    return Acceleration(problem, kappa, dataset)
+
+
 def restores_rows_after(state: State, training: np.ndarray) -> bool:
     """Tell whether shrunk rows of an accelerated lane return when it ends the pass that it is in."""
     return "kappa" in state.declared and bool(((state.passes[training] + 1) % _RECALL_EVERY == 0).any())

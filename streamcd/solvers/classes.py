@@ -10,16 +10,17 @@ from functools import partial
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels import classes as kernels
 from ..kernels.classes import ClassScratch, LaneColumns
 from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import Total
 from ..stream.arenas import RowArena, Window
-from .acceleration import Acceleration
-from .dual import RowSolver, rows_of, shuffled_active_rows
-from .memory import dual_memory
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Array, State, violation
+from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, State, violation
+from .registry import SolverOptions
+from .row_solver import RowSolver, penalised_blocks, row_memory, rows_of, shuffled_active_rows
 
 ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)
 """State of `ClassSolver`."""
@@ -32,16 +33,23 @@ FREE_BIAS_ARRAYS = (
 
 
 class ClassSolver(RowSolver):
-    """Sequential dual method: each row's problem over its classes is solved exactly."""
+    """Sequential dual method for losses of all classes.
 
-    def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
-        memory = dual_memory(problem, accelerated=acceleration is not None)
-        super().__init__(problem, memory, acceleration)
+    Problem: the dual over ``a_im`` of every row i and class m (`kernels/classes`), by one row after another, whose problem
+    over its classes is solved exactly. Source: Keerthi et al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine
+    Learning 85 (2011).
+    """
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return (*super().arrays, *ARRAYS)
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self.arrays += ARRAYS
+
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count a variable of every row and class in a lane, and flags of those that leave."""
+        n_lanes, n_vectors = problem.n_lanes, problem.n_vectors
+        n_flags = n_lanes if problem.row_loss.kind == MULTINOMIAL else n_vectors
+        return row_memory(problem, options, n_vectors, n_flags, min(n_lanes, LANES_TOGETHER))
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set the variables to 0, for the multinomial loss that of a row's own class to C_i: then ``w(alpha) = 0``."""
@@ -73,7 +81,9 @@ class ClassSolver(RowSolver):
     def lane_columns(self, lane: int, *numbers: float) -> LaneColumns:
         """Return a lane's columns, with scratch and the numbers of its steps."""
         width = self.problem.lane_vectors
-        return LaneColumns(lane, lane * width, self.n_vectors, ClassScratch(*np.empty((3, width))), *numbers)
+        return LaneColumns(
+            lane, lane * width, self.problem.n_vectors, ClassScratch(*np.empty((3, width))), *numbers
+        )
 
     def certify_rows(
         self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
@@ -123,10 +133,9 @@ class FreeBiasClassSolver(ClassSolver):
         ),
     )
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return (*super().arrays, *FREE_BIAS_ARRAYS)
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self.arrays += FREE_BIAS_ARRAYS
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
@@ -142,17 +151,20 @@ class FreeBiasClassSolver(ClassSolver):
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the mixture; see `RowSolver.certificate`."""
         totals, lanes = state.totals.copy(), state.lanes_in(CERTIFY)
-        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
+        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.problem.n_vectors)
         for lane in lanes.tolist():
             own = self._columns(lane)
             t[lane], rho[own] = mixture(state.class_sums[-1, own], self.v(state)[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
-        for rows in self.penalised_blocks():
+        penalties, t_of_vectors = (
+            np.zeros((3, self.problem.n_vectors)),
+            np.repeat(t, self.problem.lane_vectors),
+        )
+        for rows in penalised_blocks(self.problem):
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
             v = (1.0 - t_of_vectors) * self.v(state)[rows] + t_of_vectors * of_shares
-            penalties += self._penalty_terms(state.w[rows], v, lanes)
+            penalties += self.penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
         proof = self.proof(state, totals, penalties)

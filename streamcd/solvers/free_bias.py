@@ -20,6 +20,7 @@ from ..kernels.primitives import N_TOTALS, Total
 from ..stream.arenas import Window
 from .dual import DualSolver
 from .protocol import CERTIFY, NO_ROWS, Array, State, all_rows
+from .row_solver import penalised_blocks
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [Total.VIOLATION_MAX, Total.VIOLATION_MIN])
 
@@ -116,11 +117,11 @@ class FreeBiasSolver(DualSolver):
         return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
-        out, negative = np.zeros((3, self.n_vectors)), self.v(state)
-        for rows in self.penalised_blocks():
+        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`penalty_terms`)."""
+        out, negative = np.zeros((3, self.problem.n_vectors)), self.v(state)
+        for rows in penalised_blocks(self.problem):
             v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
-            out += self._penalty_terms(state.w[rows], v, lanes)
+            out += self.penalty_terms(state.w[rows], v, lanes)
         return out
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:

@@ -19,9 +19,8 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
 from ..kernels.primitives import N_TOTALS, UNIT, Total
-from ..stream.arenas import Window, empty_window
-from .dual import rows_of
-from .memory import PARTS, newton_memory, newton_parts
+from ..stream.arenas import RowLayout, Window, empty_window
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -37,7 +36,11 @@ from .protocol import (
     relative_violation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
+from .registry import SolverOptions
+from .row_solver import rows_of
 
+_PARTS = 4  # of a window that are summed up
+_MOST_IN_PARTS = 1 << 23  # elements of all lanes' Hessians, of which every part of a window sums up its own
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
@@ -64,18 +67,32 @@ class NewtonSolver(Solver):
 
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset) -> None:
-        self.problem, self._n_rows, self._class_counts = problem, dataset.n_rows, dataset.class_counts
-        self.memory, self._size = newton_memory(problem, dataset), problem.n_features + 1
-        self.layout = self.memory.layout
+    arrays = ARRAYS
+
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._size = problem.n_features + 1
+        self._n_penalised = self._size - problem.free_bias
         self._parts: list[Sums] = []
         self._scratch: list[Scratch] = []
-        self._n_penalised = self._size - (1 if problem.free_bias else 0)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return ARRAYS
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
+        n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, _count_parts(problem)
+        matrices = 8 * n_lanes * size**2
+        vectors = 8 * size * n_lanes
+        sums = matrices + 3 * vectors + 8 * 64 * n_lanes
+        of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
+        blocks = 8 * size * (_PARTS * kernels.BLOCK + 3 * LENGTHS.size)
+        l1_way = "--method working-set with the column layout ('streamcd columns DATASET' makes it)"
+        way = l1_way if problem.l1.any() else "--method dual"
+        return SolverMemory(
+            RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
+            matrices + 16 * vectors + (sums * n_parts if n_parts > 1 else 0) + of_model + blocks,
+            message=sums,
+            advice=f"give a larger --memory, or take {way}, which needs no matrix",
+        )
 
     def _new_sums(self) -> Sums:
         n_lanes, size = self.problem.n_lanes, self._size
@@ -121,8 +138,8 @@ class NewtonSolver(Solver):
         step = state.step
         searches = state.searches & step.any(axis=1)
         point = Point(_by_lane(state.w), step, state.line_share, searches, np.isnan(state.start_norm))
-        sums, n_parts = self._sums_of(state), newton_parts(problem)
-        while len(self._scratch) < PARTS:
+        sums, n_parts = self._sums_of(state), _count_parts(problem)
+        while len(self._scratch) < _PARTS:
             block = kernels.BLOCK
             self._scratch.append(Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size))))
             self._parts += [self._new_sums()] if n_parts > 1 else []
@@ -130,8 +147,8 @@ class NewtonSolver(Solver):
             whole = np.array([0, size])
             each = list(zip(np.array_split(order, n_parts), [whole] * n_parts, self._parts, strict=True))
         else:  # tiles of about the same area, each with all rows of the data
-            ends = np.rint(size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
-            each = [(order, ends[k : k + 2].copy(), sums) for k in range(PARTS)]
+            ends = np.rint(size * np.sqrt(np.arange(_PARTS + 1) / _PARTS)).astype(np.int64)
+            each = [(order, ends[k : k + 2].copy(), sums) for k in range(_PARTS)]
         self.threads.run(
             [
                 partial(kernels.newton_visit, some, rows, problem.costs, lanes, point, tile, of_part, scratch)
@@ -215,7 +232,9 @@ class NewtonSolver(Solver):
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
         norm = slope_norms(self.problem, _by_lane(state.w), state.v.sum(axis=1))
-        return relative_violation(self.problem, self._class_counts, state, norm, self._start_norm(state))
+        return relative_violation(
+            self.problem, self.dataset.class_counts, state, norm, self._start_norm(state)
+        )
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.start
@@ -236,7 +255,7 @@ class NewtonSolver(Solver):
         objectives = self._objectives(state, lane)
         here, best = objectives[AT_POINT], int(np.argmin(objectives))
         left, whole = here - objectives[best], objectives[0] - objectives[best]
-        if step.any() and left > max((1.0 - _ENOUGH) * whole, self._n_rows * UNIT * here):
+        if step.any() and left > max((1.0 - _ENOUGH) * whole, self.dataset.n_rows * UNIT * here):
             length = LENGTHS[best] if best else _TOO_LONG
             state.w[:, lane] += (length - 1.0) * step
             step *= length
@@ -283,3 +302,8 @@ class NewtonSolver(Solver):
 def _by_lane(w: np.ndarray) -> np.ndarray:
     """Return weights as kernels of this method have them, (lanes, D)."""
     return np.ascontiguousarray(w.T)
+
+
+def _count_parts(problem: Problem) -> int:
+    """Count the sums of the Hessians that are made at a time; with one, the parts are rows of the Hessians."""
+    return _PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * _PARTS <= _MOST_IN_PARTS else 1

@@ -31,8 +31,15 @@ from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, ColumnData, Columns, Scores
 from ..kernels.primitives import Total
-from ..stream.arenas import ColumnArena, Window, class_codes, empty_window
-from .memory import kind_dtype, primal_memory
+from ..stream.arenas import (
+    RESIDENT_WINDOW_ENTRIES,
+    ColumnArena,
+    ColumnLayout,
+    Window,
+    class_codes,
+    empty_window,
+)
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -47,6 +54,7 @@ from .protocol import (
     certificate,
     relative_violation,
 )
+from .registry import SolverOptions
 
 _MAX_FACTOR = 1.0  # of extrapolation: with 2 it took up to 2.5 times the passes, and rounding errors of scores would grow
 _BIAS = -1  # stands for the bias in an order of columns
@@ -80,16 +88,28 @@ class PrimalSolver(Solver):
 
     warm_start: Start = "w and scores"
 
-    def __init__(
-        self, problem: Problem, dataset: Dataset, seed: int, *, with_replacement: bool, extrapolates: bool
-    ) -> None:
-        self.problem, self._dataset, self._seed = problem, dataset, seed
-        self.n_rows = dataset.n_rows
-        self._with_replacement, self._extrapolates = with_replacement, extrapolates
-        self.memory = primal_memory(
-            problem, dataset, with_replacement=with_replacement, extrapolates=extrapolates
-        )
-        self.layout = self.memory.layout
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._with_replacement = options.method == "online"
+        self._extrapolates = options.acceleration != "none"
+        self.arrays = (*ARRAYS, *(EXTRAPOLATION_ARRAYS if self._extrapolates else ()))
+
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count two arrays of the size of w, and as many scores of every row and lane; with extrapolation three.
+
+        Where the scores take most, the dual method is named: its dual variables are on disk.
+        """
+        # with all columns in one window, independent draws are exactly Algorithm 3
+        window = max(dataset.n_entries, 1) if options.method == "online" else RESIDENT_WINDOW_ENTRIES
+        points = 3 if options.acceleration != "none" else 2
+        layout = ColumnLayout(window, centred=problem.free_bias)
+        weights = points * 8 * (problem.n_features + 1) * problem.n_lanes + signed_costs_bytes(problem)
+        rows = dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset))
+        if rows <= weights:
+            return SolverMemory(layout, weights, rows)
+        advice = "give a larger --memory, or take --method dual, which keeps no scores of rows in memory"
+        return SolverMemory(layout, weights, rows, advice=advice)
 
     @cached_property
     def _costs(self) -> ColumnCosts:
@@ -99,12 +119,7 @@ class PrimalSolver(Solver):
 
     @cached_property
     def _constants(self) -> RowConstants:
-        return read_constants(self._dataset, self.problem, self._seed)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return (*ARRAYS, *(EXTRAPOLATION_ARRAYS if self._extrapolates else ()))
+        return read_constants(self.dataset, self.problem, self.options.seed)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by passes over no columns of no rows, before windows are allocated."""
@@ -144,7 +159,7 @@ class PrimalSolver(Solver):
     def _columns(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Write the offsets of a window's columns, and of the bias in one window per read, to the front of `order`."""
         chosen = all_rows(window, order)
-        bias_window = int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
+        bias_window = int(random_key(self.options.seed, window.read, _BIAS_WINDOW)) % window.count
         if self.problem.bias and window.number == bias_window:
             order[chosen.size] = _BIAS
             return order[: chosen.size + 1]
@@ -205,12 +220,12 @@ class PrimalSolver(Solver):
         primal_kernels.add_row_terms(self._scores(state), self._costs, state.lanes_in(CERTIFY), sums)
         primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
         gap = state.totals[:, Total.GAP] + sums[:, PHI]
-        n_terms = float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
+        n_terms = float(max(self.dataset.n_rows, self.problem.n_features + 1)) + 100.0
         return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
         norm, start = np.sqrt(2.0 * state.totals[:, Total.GAP]), np.sqrt(state.totals[:, Total.DUAL])
-        return relative_violation(self.problem, self._dataset.class_counts, state, norm, start)
+        return relative_violation(self.problem, self.dataset.class_counts, state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.
@@ -297,3 +312,19 @@ def signed_costs(problem: Problem) -> np.ndarray:
         kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
         costs = (costs[:, None, :] * kept).reshape(-1, problem.n_lanes)
     return np.ascontiguousarray(costs)
+
+
+def signed_costs_bytes(problem: Problem) -> int:
+    """Count the bytes of signed costs, and of temporary tables for them and for the smaller side of a row."""
+    return 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+
+
+def kind_dtype(n_classes: int, n_cells: int) -> np.dtype:
+    """Choose the integer type of ``class * cells + cell``."""
+    return np.dtype(np.uint16 if n_classes * max(n_cells, 1) <= 1 << 16 else np.uint32)
+
+
+def constant_bytes(problem: Problem, dataset: Dataset) -> int:
+    """Compute the bytes of a row's kind, weight and target."""
+    kind = kind_dtype(problem.n_kinds, problem.n_folds)
+    return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets

@@ -77,18 +77,24 @@ class Problem:
     has_targets: bool = field(init=False)  # rows have numbers to predict, rather than classes
     form: str = field(init=False)  # of the loss
     row_loss: Loss = field(init=False)  # as kernels take it
-    lane_vectors: int = field(init=False)  # weight vectors of a lane: one, or one per class for losses of all classes
+    lane_vectors: int = field(
+        init=False
+    )  # weight vectors of a lane: one, or one per class for losses of all classes
+    n_vectors: int = field(init=False)  # of all lanes
     block_lanes: int = field(init=False)  # lanes of one classifier, with one C and fold
     scale: float = field(init=False)  # factor from the lanes' objectives to the user's
     penalised: slice = field(init=False)  # rows of w that are in the penalty
     l1: np.ndarray = field(init=False)  # (lanes,) float64: λ
     costs: Costs = field(init=False)  # as kernels take it
     full_table_bytes: int = field(init=False)  # of a float64 table of classes and lanes; 0 if it is small
-    table_bytes: int = field(init=False)  # of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`
+    table_bytes: int = field(
+        init=False
+    )  # of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`
 
     def __post_init__(self) -> None:
         entry, n_lanes = LOSSES[self.loss], len(self.lanes)
         of_classes = entry.form == CLASSES
+        width = int(self.classes.size) if of_classes else 1
         loss = row_loss(self.loss, self.slack, self.parameter)
         left_out = np.zeros((self.n_folds + 1, 256), np.bool_)
         np.fill_diagonal(left_out[: self.n_folds], True)
@@ -100,7 +106,8 @@ class Problem:
             has_targets=entry.has_targets,
             form=entry.form,
             row_loss=loss,
-            lane_vectors=int(self.classes.size) if of_classes else 1,
+            lane_vectors=width,
+            n_vectors=n_lanes * width,
             block_lanes=1 if of_classes else int(self.code.shape[1]),
             scale=self.ridge if entry.form == PLANES else self.strength,
             penalised=slice(-1 if self.free_bias else None),

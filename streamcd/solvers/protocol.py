@@ -21,6 +21,11 @@ from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window, aligned_zeros
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
+from .registry import SolverOptions
+
+LANES_TOGETHER = 4
+"""Largest number of lanes worked on at a time that have an order of the window's rows, or matrices, of their own. It does
+not depend on the number of threads, and so neither do the windows."""
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
@@ -217,24 +222,28 @@ class Estimates(NamedTuple):
 class Solver(ABC):
     """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 
-    problem: Problem  # lanes to solve
-    memory: SolverMemory  # bytes that the solver takes
-    layout: Any  # `memory_plan.Layout` of the data, with the sizes of the state per row
     warm_start: Start
+    arrays: tuple[Array, ...] = ()  # of its state, beside `ARRAYS`
     tol = 0.0  # the relative gap that is wanted; 0 where another rule stops the training
     threads = Threads()  # that share the work of a visit; results do not depend on their number
-    n_rows = 0  # of arrays that it has over rows
 
-    @property
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        self.problem = problem
+        self.dataset = dataset
+        self.options = options
+        self.memory = self.memory_of(problem, dataset, options)
+        self.layout: Any = self.memory.layout  # of the data, with the sizes of the state per row
+
+    @staticmethod
     @abstractmethod
-    def arrays(self) -> tuple[Array, ...]:
-        """Those of its state beside `ARRAYS`."""
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Compute the bytes that the solver takes, and the layout, without making it."""
 
     def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read, with the arrays of a training loop."""
         problem = self.problem
-        sizes = {"lanes": problem.n_lanes, "vectors": problem.n_lanes * problem.lane_vectors}
-        sizes |= {"features": problem.n_features + 1, "rows": self.n_rows}
+        sizes = {"lanes": problem.n_lanes, "vectors": problem.n_vectors}
+        sizes |= {"features": problem.n_features + 1, "rows": self.dataset.n_rows}
         return State((*ARRAYS, *self.arrays, *loop), sizes)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:  # noqa: B027

@@ -11,14 +11,18 @@ from functools import partial
 import numpy as np
 
 from ..core.errors import UsageError
+from ..dataset.dataset import Dataset
+from ..kernels import dual as dual_kernels
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import Total
-from ..stream.arenas import Window
+from ..stream.arenas import RowLayout, Window
+from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
-from .dual import RowSolver, rows_of, shuffled_active_rows
-from .memory import twin_sor_memory
+from .dual import new_scratch
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
+from .registry import SolverOptions
+from .row_solver import RowSolver, rows_of, shuffled_active_rows
 
 ARRAYS = (
     Array("seen_phase", "phase in the last read", int, START),
@@ -35,27 +39,34 @@ ARRAYS = (
 class TwinSorSolver(RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
-    The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and visits change only
-    the dual variables of the other classes' rows. This is the problem that `DualSolver` solves for twin planes, with the
-    variables of the plane's own rows eliminated: it converges well with a small ridge too, where that one does not.
+    Problem: the one above, by one a_i after another, omega times the step to its best value. It is what `DualSolver` solves
+    for twin planes, with the variables of the plane's own rows eliminated, and converges well with a small ridge too, where
+    that one does not. The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and
+    visits change only the dual variables of the other classes' rows. Source: Mangasarian & Musicant, IEEE Trans. Neural
+    Networks 10 (1999).
     """
 
     warm_start: Start = "alpha"
     always_sums = True  # the own rows' variables are made by a read at fixed w
 
-    def __init__(self, problem: Problem, omega: float | str) -> None:
-        super().__init__(problem, twin_sor_memory(problem))
-        self.omega = omega
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options._replace(acceleration="none"))
+        self.arrays += (*ARRAYS, *over_relaxation.ARRAYS)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return (*super().arrays, *ARRAYS, *over_relaxation.ARRAYS)
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count three vectors and a matrix of features × features for every plane, and copies of one."""
+        n_lanes, size = problem.n_lanes, problem.n_features + 1
+        return SolverMemory(
+            RowLayout(n_lanes, n_lanes),
+            8 * size * (n_lanes * (size + 3) + 2 * size),
+            advice="give a larger --memory, or take --method dual, which needs no matrix",
+        )
 
     def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read, which sums up the matrices."""
         state = super().new_state(loop)
-        over_relaxation.begin(state, self.omega)
+        over_relaxation.begin(state, self.options.omega)
         state.phase[:] = START
         return state
 
@@ -87,29 +98,31 @@ class TwinSorSolver(RowSolver):
         over_relaxation.update_omega(state, state.w, trained)
         super().end_read(state, trained)
 
-    def certify(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
-        """Sum the terms of a window's rows, with the variables of the plane's own that are best at this w."""
-        twin_kernels.set_own_alpha(order, *self.arguments(window, state), lanes)
-        super().certify(window, state, order, lanes, totals)
+        """Sum the terms of rows, with the variables of the plane's own that are best at this w."""
+        rows = (order, *self.arguments(window, state))
+        twin_kernels.set_own_alpha(*rows, lanes)
+        dual_kernels.dual_certify(*rows, totals, new_scratch(state, lanes))
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum the rows of the other classes alone, too; see `RowSolver.sum_alpha`."""
-        super().sum_alpha(window, state, order, lanes, v)
+        rows = self.arguments(window, state)
+        dual_kernels.add_alpha_rows(order, *rows, new_scratch(state, lanes), v.reshape(-1))
         for lane in lanes.tolist():
             others = order[self.problem.sign[window.arena.code[order], lane] > 0.0]
-            super().sum_alpha(window, state, others, np.array([lane]), state.pulled)
+            scratch = new_scratch(state, np.array([lane]))
+            dual_kernels.add_alpha_rows(others, *rows, scratch, state.pulled.reshape(-1))
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.inverse
+        visit = partial(twin_kernels.gram_visit, order, rows_of(window), self.problem.costs, lanes)
         n_parts = self.threads.count
-        self.threads.run(
-            [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
-        )
-        state.totals[lanes, Total.VIOLATION_MAX] = state.totals[lanes, Total.VIOLATION_MIN] = 0.0
+        self.threads.run([partial(visit, (part, n_parts), state.inverse) for part in range(n_parts)])
+        state.totals[lanes, Total.VIOLATION_MAX] = 0.0
+        state.totals[lanes, Total.VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
         """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
@@ -130,7 +143,8 @@ class TwinSorSolver(RowSolver):
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """See `RowSolver`."""
-        before, chosen = self.problem.penalty(state.w), shuffled_active_rows(window, lanes, order, key)
+        before = self.problem.penalty(state.w)
+        chosen = shuffled_active_rows(window, lanes, order, key)
         rows = (chosen, *self.arguments(window, state), self.steering(state))
         room = np.empty(self.problem.n_features + 1)
         twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.inverse, room)

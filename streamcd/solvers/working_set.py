@@ -23,15 +23,24 @@ from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, Scores
 from ..kernels.primitives import Total
-from ..stream.arenas import Window
-from ..stream.memory_plan import Plan
+from ..stream.arenas import ColumnLayout, Window
+from ..stream.memory_plan import SolverMemory
 from .held_columns import HeldColumns
-from .held_solution import HeldSolution
-from .memory import LANES_TOGETHER, working_set_memory
-from .primal import RowConstants, columns_of, new_constants, read_constants, set_pulls, signed_costs
+from .held_solution import NARROW, HeldSolution
+from .primal import (
+    RowConstants,
+    columns_of,
+    constant_bytes,
+    new_constants,
+    read_constants,
+    set_pulls,
+    signed_costs,
+    signed_costs_bytes,
+)
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    LANES_TOGETHER,
     START_NORM,
     TRAIN,
     Array,
@@ -45,6 +54,7 @@ from .protocol import (
     relative_violation,
 )
 from .quadratic_model import Penalty, slope_norms
+from .registry import SolverOptions
 
 _SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
@@ -80,19 +90,39 @@ class WorkingSetSolver(Solver):
 
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int, plan: Plan | None) -> None:
-        self.problem, self._dataset, self._seed = problem, dataset, seed
-        self.n_rows = dataset.n_rows
-        self.memory, self._plan = working_set_memory(problem, dataset), plan
-        self.layout = self.memory.layout
-        self._is_resident = plan is None or plan.resident
+    arrays = ARRAYS
+
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._plan = options.plan
+        self._is_resident = options.plan is None or options.plan.resident
         self._read: Read | None = None
         self._held: HeldColumns | None = None  # if not all columns are resident
         self._resident: tuple[Any, list[np.ndarray]] = None, []  # else the arena, and its columns' offsets
 
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count the scores of every row and lane, and the sums of every feature and lane.
+
+        A row has its score, that of moved weights, that summed up anew and a dual variable in every lane, and five numbers
+        in lanes that are solved for at a time; a feature has its weight twice and its sum in every lane, and a norm. A held
+        column has its start, feature and nearness, and in those lanes the vectors of a working set.
+        """
+        together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
+        narrow = min(NARROW + 1, size)
+        matrices = 24 * (narrow + newton_kernels.BLOCK) * narrow * together
+        row_bytes = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
+        return SolverMemory(
+            ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
+            size * (24 * problem.n_lanes + 8) + matrices + signed_costs_bytes(problem),
+            dataset.n_rows * row_bytes,
+            advice="give a larger --memory: this method keeps numbers of every row in memory",
+            held_bytes=72 + 104 * together,
+        )
+
     @cached_property
     def _constants(self) -> RowConstants:
-        return read_constants(self._dataset, self.problem, self._seed)
+        return read_constants(self.dataset, self.problem, self.options.seed)
 
     @cached_property
     def _costs(self) -> list[ColumnCosts]:
@@ -103,11 +133,6 @@ class WorkingSetSolver(Solver):
             )
             for lane in signed.T
         ]
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """See `protocol.Solver`."""
-        return ARRAYS
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
@@ -186,7 +211,7 @@ class WorkingSetSolver(Solver):
 
     def _begin_read(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Set sums to those over no columns but the bias."""
-        problem, n_rows, n_lanes = self.problem, self._dataset.n_rows, self.problem.n_lanes
+        problem, n_rows, n_lanes = self.problem, self.dataset.n_rows, self.problem.n_lanes
         if self._read is None:
             size, moving = problem.n_features + 1, 0 if self._is_resident else n_rows
             (pull, fresh), (moved, v) = np.zeros((2, n_lanes, n_rows)), np.zeros((2, n_lanes, size))
@@ -256,11 +281,11 @@ class WorkingSetSolver(Solver):
 
         with np.errstate(all="ignore"):  # the loop says what is wrong
             self.threads.run([partial(certify, lane) for lane in range(problem.n_lanes)])
-        counts = self._dataset.class_counts
+        counts = self.dataset.class_counts
         violation = relative_violation(
             problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
         )
-        proof = certificate(primal, gap, violation, float(max(self._dataset.n_rows, n)) + 100.0)
+        proof = certificate(primal, gap, violation, float(max(self.dataset.n_rows, n)) + 100.0)
         state.totals[:, Total.GAP], state.totals[:, Total.LOSS] = proof["gap"], primal
         return proof
 
@@ -290,7 +315,7 @@ class WorkingSetSolver(Solver):
         def solve(lane: int) -> None:
             scores = Scores(score[lane], read.fresh[lane], *self._constants)
             held = Penalty.of_lane(self.problem, lane), columns, offsets, read.moved[lane], read.norm
-            key = self._seed, state.read, lane, read.n_solved
+            key = self.options.seed, state.read, lane, read.n_solved
             solution = HeldSolution(scores, self._costs[lane], *held, key)
             if self._held:
                 solution.solve(_SOLVED, 0.0, most_steps)
