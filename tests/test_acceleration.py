@@ -189,7 +189,7 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
     cold = train(data, tmp_path / "cold", C=6.0, tol=1e-4, **asked)
     warm = train(data, tmp_path / "warm", C=6.0, tol=1e-4, start_from=tmp_path / "run", **asked)
     assert warm.passes <= {"crammer_singer": 1.3, "hinge": 1.15}.get(loss, 1.0) * cold.passes
-    w, beside = state_of(tmp_path / "warm")["w"], state_of(tmp_path / "warm")["matrix_centre_or_w_alpha"]
+    w, beside = state_of(tmp_path / "warm")["w"], state_of(tmp_path / "warm")["centre_or_w_alpha"]
     for lane, one in enumerate(warm.lanes):
         assert one["primal_objective"] == pytest.approx(cold.lanes[lane]["primal_objective"], rel=2.1e-4)
     # w and w(alpha) meet at the optimum

@@ -244,7 +244,7 @@ def compare(
         else:
             exact = [exact_gap(problem, lane, x, code, w, alpha) for lane in range(problem.n_lanes)]
     names = ("gap", "primal", "converged", "rounding", "at_zero")
-    figures = zip(*(state[f"lane_{name}"].tolist() for name in names), exact, strict=True)
+    figures = zip(*(state[name].tolist() for name in names), exact, strict=True)
     return [(gap, primal, *found, done, *figures) for gap, primal, done, *figures, found in figures]
 
 
@@ -295,7 +295,7 @@ def test_the_bound_of_rounding_costs_no_digits_where_scales_are_good(
         assert method in ("primal", "online") or gap - true_gap <= 1e-12 * true_primal
         assert abs(primal - true_primal) <= 1e-12 * true_primal
     with np.load(tmp_path / "run" / "state.npz") as state:
-        assert (state["lane_rounding"] <= 1e-12 * state["lane_primal"]).all()
+        assert (state["rounding"] <= 1e-12 * state["primal"]).all()
 
 
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge", "log_loss"])
@@ -317,7 +317,7 @@ def test_no_certificate_of_workers_excludes_a_better_primal(tmp_path: Path, loss
             train(dataset, run, loss=loss, method="dual", C=[C], tol=1e-9, memory="1GB", **options)
             with np.load(run / "state.npz") as archive:
                 primals.append(exact_gap(problem, 0, rows[0].toarray(), code, archive["w"][:-1], zeros)[0])
-                gaps.append(float(archive["lane_gap"][0]))
+                gaps.append(float(archive["gap"][0]))
         assert gaps[1] * (1 + ALLOWED) >= primals[1] - primals[0]
         assert gaps[0] * (1 + ALLOWED) >= primals[0] - primals[1]
 
@@ -350,8 +350,8 @@ def test_the_kept_sum_of_alpha_is_within_its_bound_after_a_thousand_passes(
     with pytest.warns(ConvergenceWarning):
         train(dataset, tmp_path / "run", loss=loss, acceleration=acceleration, tol=0.0, max_passes=1000)
     with np.load(tmp_path / "run" / "state.npz") as state:
-        kept = state["matrix_centre_or_w_alpha" if acceleration != "none" else "w"][:-1, 0]
-        bound, n_passes = float(state["lane_v_error"][0]), int(state["lane_passes"][0])
+        kept = state["centre_or_w_alpha" if acceleration != "none" else "w"][:-1, 0]
+        bound, n_passes = float(state["v_error"][0]), int(state["passes"][0])
     alpha, _ = run_dual(tmp_path / "run", dataset, 2 if loss == "log_loss" else 1, 1)
     signs = np.where(rows[1] > 0, 1, -1)
     summed = [
@@ -398,7 +398,7 @@ def test_no_certificate_excludes_the_optimum_of_targets_around_a_million(tmp_pat
 
 def at_zero(run: Path) -> np.ndarray:
     with np.load(run / "state.npz") as state:
-        return np.asarray(state["lane_at_zero"])
+        return np.asarray(state["at_zero"])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_checkpoint_of_a_run_that_has_ended_is_its_model(tmp_path: Path, C: fl
 
 def test_a_checkpoint_has_the_weights_of_its_state(interrupted: Path) -> None:
     with np.load(interrupted / "state.npz") as state:
-        w, passes = state["w"], state["lane_passes"]
+        w, passes = state["w"], state["passes"]
     n_lanes = w.shape[1] // 2
     for number, C in enumerate((0.1, 1.0)):
         mine = slice(number * n_lanes, (number + 1) * n_lanes)

@@ -51,13 +51,13 @@ def test_ctrl_c_from_python_saves_the_passes_done(data, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="resume"):
         streamcd.train(data, tmp_path / "run", listener=SignalsInPass(), **ENDLESS)
     assert signal.getsignal(signal.SIGINT) is before
-    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 5
+    assert np.load(tmp_path / "run" / "state.npz")["passes"].max() >= 5
     with pytest.raises(KeyboardInterrupt, match="resume"):
         streamcd.resume(tmp_path / "run", listener=SignalsInPass(after=20))
-    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 20
+    assert np.load(tmp_path / "run" / "state.npz")["passes"].max() >= 20
     with pytest.raises(KeyboardInterrupt, match="resume"):
         streamcd.tune(data, tmp_path / "search", C=[0.1, 1], listener=SignalsInFolds(), **ENDLESS)
-    assert np.load(tmp_path / "search" / "folds" / "state.npz")["lane_passes"].max() >= 5
+    assert np.load(tmp_path / "search" / "folds" / "state.npz")["passes"].max() >= 5
 
 
 class SignalsInFolds(SignalsInPass):
@@ -76,7 +76,7 @@ def test_other_signals_from_python_do_what_they_did_after_saving(data, tmp_path)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
-    assert np.load(tmp_path / "run" / "state.npz")["lane_passes"].max() >= 5
+    assert np.load(tmp_path / "run" / "state.npz")["passes"].max() >= 5
 
 
 def test_training_in_another_thread_leaves_signals_alone(data, tmp_path):

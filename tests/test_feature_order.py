@@ -17,7 +17,7 @@ from small_datasets import Rows, windows_of, write_dataset
 import streamcd
 from streamcd.core.errors import Interrupted
 from streamcd.dataset.feature_order import SourceRows, make_rank
-from streamcd.solvers import memory
+from streamcd.solvers import row_solver
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
 from tools.simulated_cluster import Simulation
@@ -72,7 +72,7 @@ def in_source_order(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "MOST_UNRANKED", 1 << 32)
+            patch.setattr(row_solver, "MOST_UNRANKED", 1 << 32)
             return function(*arguments, **options)
 
     return call

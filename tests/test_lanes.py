@@ -240,6 +240,8 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     dataset = many_classes(tmp_path / "data")
     options = ProblemOptions(loss="squared_hinge", method="primal", acceleration="none", bias="none")
     problem = problem_of(options, dataset)
-    monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked, **more: pytest.fail("made"))
+    monkeypatch.setattr(
+        "streamcd.solvers.primal.PrimalSolver.__init__", lambda *asked, **more: pytest.fail("made")
+    )
     memory = memory_of(options, problem, dataset)
     assert memory.weights > 3 * 8 * 600 * 600

@@ -74,7 +74,7 @@ def test_a_grid_of_c_and_l1_has_the_objectives_of_scikit_learn(tmp_path: Path) -
 def groups_of(run: Path) -> list[tuple[bytes, list[int]]]:
     """Weights and passes of each group of a run."""
     states = map(np.load, sorted(run.glob("group-*/state.npz")))
-    return [(state["w"].tobytes(), state["lane_passes"].tolist()) for state in states]
+    return [(state["w"].tobytes(), state["passes"].tolist()) for state in states]
 
 
 def test_groups_of_a_path_are_resumed_to_the_same_bits(

@@ -61,13 +61,13 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
         solver.end_read(state, np.array([0]))
     _, (best,) = exact_optimum("squared_hinge", x.toarray(), y)
     for drift in (0.0, 1e-3, 0.1):
-        state.rows["score"] += drift * np.random.default_rng(1).standard_normal((y.size, 1))
-        state.lanes["phase"][:] = CERTIFY
+        state.score += drift * np.random.default_rng(1).standard_normal((y.size, 1))
+        state.phase[:] = CERTIFY
         state.totals[:] = 0.0
         solver.visit(window, state, order, np.uint64(0))
         proof = solver.certificate(state)
         assert proof["dual"][0] <= best * (1 + 1e-12) <= proof["primal"][0] * (1 + 1e-11)
-        np.testing.assert_allclose(state.rows["score"], x @ state.w[:-1], atol=1e-12)
+        np.testing.assert_allclose(state.score, x @ state.w[:-1], atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_a_run_stopped_while_it_is_certified_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(dataset, run, stop_requested=stopping_after(6), **asked)
-    assert "row_fresh" in (read_arrays(run / "state.npz") or {})
+    assert "fresh" in (read_arrays(run / "state.npz") or {})
     resume(run)
     assert ended(run) == ended(tmp_path / "whole")
 

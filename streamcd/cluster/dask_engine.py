@@ -90,7 +90,7 @@ class DaskEngine:
             )
             arguments = {name: (shards, request, copy, self.topic) for name, shards in self._shards.items()}
             result: Response = self._sum(dask_worker.run_round, arguments, progress, request.token)
-        if not request.phase(TRAIN).size:
+        if not request.lanes_in(TRAIN).size:
             self._held = {name: held.get(name, set()) | set(shards) for name, shards in self._shards.items()}
         n_bytes = sum(array.nbytes for array in result.sums.values())
         return replace(result, bytes_sent=len(self._shards) * (w.nbytes + n_bytes))

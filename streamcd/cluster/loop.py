@@ -31,7 +31,7 @@ from .block_steps import (
     next_sigma_prime,
     quadratic_step,
 )
-from .rounds import HomeRows, Response, RoundRequest, WorkersLost, WorkerSpec
+from .rounds import ARRAYS, HomeRows, Response, RoundRequest, WorkersLost, WorkerSpec
 
 _MAX_ATTEMPTS = 10  # at one round: so many losses are no accident
 _QUICK_PASS = 1 << 25
@@ -46,6 +46,7 @@ class RoundLoop(TrainingLoop):
     """
 
     passes_are_local = True
+    arrays = ARRAYS
 
     n_passes = 1
     """Reads of a worker in a round that trains."""
@@ -55,10 +56,6 @@ class RoundLoop(TrainingLoop):
     ) -> None:
         super().__init__(directory, task, session)
         self.client, self.spec, self.worker_timeout = session.client, spec, worker_timeout
-        n_lanes = task.problem.n_lanes
-        self.state.lanes["sigma_prime"] = np.ones(n_lanes)
-        # numbers of the round and of the assignment of shards, the same for all lanes
-        self.state.lanes |= {name: np.zeros(n_lanes, dtype=np.int64) for name in ("round", "assigned")}
         self.solver: Any = task.solver  # a `RowSolver`, or `NewtonSolver`
         self.engine: Any = None  # a `DaskEngine`, or a simulation of one
         self.bytes_read, self.committed = 0, _new_name()
@@ -85,7 +82,7 @@ class RoundLoop(TrainingLoop):
 
     @property
     def round(self) -> int:
-        return int(self.state.lanes["round"].max())
+        return int(self.state.round.max())
 
     def _round(self) -> None:
         """Carry out one round, up to its commit; start it again where workers are lost on the way."""
@@ -108,8 +105,8 @@ class RoundLoop(TrainingLoop):
                     ) from None
                 self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
         stepped = time.monotonic()
-        self.state.lanes["round"] += 1
-        trained = request.phase(TRAIN)
+        self.state.round += 1
+        trained = request.lanes_in(TRAIN)
         figures = self._take(request, result, step)
         self._conclude_read(trained, request.n_passes)
         self.bytes_read += result.bytes_read
@@ -143,16 +140,15 @@ class RoundLoop(TrainingLoop):
 
     def _request(self) -> RoundRequest:
         """Ask for a round, under a new name."""
-        lanes = self.state.lanes
-        training = self.state.phase(TRAIN).size > 0
+        training = self.state.lanes_in(TRAIN).size > 0
         return RoundRequest(
             token=_new_name(),
             committed=self.committed,
             read=self.state.read,
             n_passes=self.n_passes if training else 1,
-            lanes={name: array.copy() for name, array in lanes.items()},
+            lanes={name: array.copy() for name, array in self.state.lanes.items()},
             # a read at fixed w leaves the shards where they are
-            assigned=int(lanes["assigned"].max()) + training,
+            assigned=int(self.state.assigned.max()) + training,
         )
 
     def _step(self, request: RoundRequest, result: Response) -> Any:
@@ -172,7 +168,7 @@ class RoundLoop(TrainingLoop):
 
     def _progress(self, request: RoundRequest) -> Callable[[int], None]:
         total = self.task.dataset.n_entries * request.n_passes
-        training = request.phase(TRAIN).size > 0
+        training = request.lanes_in(TRAIN).size > 0
         phase = f"{'round' if training else 'certify in round'} {self.round + 1}"
         done = 0
 
@@ -195,7 +191,7 @@ class SumRounds(RoundLoop):
         return self.solver.to_send(self.state)
 
     def _take(self, request: RoundRequest, result: Response, step: None) -> dict[str, Any]:
-        self.solver.take_sums(self.state, result.sums, request.phase(TRAIN, START, CERTIFY))
+        self.solver.take_sums(self.state, result.sums, request.lanes_in(TRAIN, START, CERTIFY))
         return {}
 
 
@@ -213,7 +209,7 @@ class DualRounds(RoundLoop):
 
     def _prepare(self) -> None:
         if self.solver.acceleration:
-            self.solver.acceleration.begin_pass(self.state, self.state.phase(TRAIN), self.solver.threads)
+            self.solver.acceleration.begin_pass(self.state, self.state.lanes_in(TRAIN), self.solver.threads)
 
     def _step(self, request: RoundRequest, result: Response) -> tuple[np.ndarray, np.ndarray, int]:
         """Choose every lane's step along the joint direction; 1 for lanes that did not train.
@@ -221,7 +217,7 @@ class DualRounds(RoundLoop):
         Also returns the change of the rows' terms of the dual, and the number of times that workers were asked for slopes.
         """
         state, problem, n_lanes = self.state, self.task.problem, self.task.problem.n_lanes
-        trained, n_workers = request.phase(TRAIN), len(result.seconds)
+        trained, n_workers = request.lanes_in(TRAIN), len(result.seconds)
         if not trained.size:
             return np.ones(n_lanes), np.zeros(n_lanes), 0
         product, squared, size = np.zeros(n_lanes), np.zeros(n_lanes), np.zeros(n_lanes)
@@ -236,7 +232,7 @@ class DualRounds(RoundLoop):
         exceeded = sigma_prime if problem.form != CLASSES else np.full(n_lanes, np.inf)
         following = next_sigma_prime(squared, sums[:, APART], n_workers, exceeded)
         # Δw is a difference of two w, each of them rounded
-        mu = 1.0 + state.lanes.get("kappa", np.zeros(n_lanes))
+        mu = 1.0 + (state.kappa if self.solver.acceleration else np.zeros(n_lanes))
         product, squared = mu * product, mu * squared
         sums[:, MAGNITUDE] += mu * size
         n_evaluations = 0
@@ -247,14 +243,14 @@ class DualRounds(RoundLoop):
             eta = quadratic_step(product, squared, sums, n_workers)
             dual_change = -(eta * sums[:, LINEAR] + 0.5 * eta**2 * sums[:, QUADRATIC])
         self.engine.collect(request, eta)
-        state.lanes["sigma_prime"][trained] = following[trained]
+        state.sigma_prime[trained] = following[trained]
         return eta, dual_change, n_evaluations
 
     def _take(
         self, request: RoundRequest, result: Response, step: tuple[np.ndarray, np.ndarray, int]
     ) -> dict[str, Any]:
         state, (eta, dual_change, n_evaluations), sums = self.state, step, result.sums
-        trained = request.phase(TRAIN)
+        trained = request.lanes_in(TRAIN)
         n_lanes, n_vectors = self.task.problem.n_lanes, state.w.shape[1]
         columns = lane_columns(self.solver.summing(state), n_lanes, n_vectors)
         self.solver.v(state)[:, columns] = sums["change"][:, columns]
@@ -262,13 +258,14 @@ class DualRounds(RoundLoop):
         state.w[:, columns] += np.repeat(eta, n_vectors // n_lanes)[columns] * sums["change"][:, columns]
         state.totals[:] = sums["totals"]
         state.totals[trained, Total.DUAL] = dual_change[trained]
-        for name in state.matrices.keys() & sums.keys():
-            state.matrices[name] += sums[name]
+        for array in self.solver.sums if request.lanes_in(START, CERTIFY).size else ():
+            total = getattr(state, array.name)
+            total += sums[array.name]
         # the rules are those of a single process, for which the last pass counts
-        state.lanes["passes"][trained] += request.n_passes - 1
+        state.passes[trained] += request.n_passes - 1
         if trained.size:
             self.committed = request.token
-            state.lanes["assigned"][:] = request.assigned
+            state.assigned[:] = request.assigned
         return {
             "eta": _range(eta[trained]),
             "stiffness": _range(request.lanes["sigma_prime"][trained]),

@@ -34,7 +34,7 @@ from .block_steps import (
     new_direction,
 )
 from .memory import paired_layout, worker_plan_memory
-from .rounds import ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec, add_directions
+from .rounds import ARRAYS, ChunkRows, Response, RoundRequest, WorkersLost, WorkerSpec, add_directions
 
 _OF_LAST_PASS = [Total.N_STEPS, Total.N_VISITED, Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]
 """Totals that are those of the last local pass."""
@@ -121,8 +121,9 @@ class SumPartition:
         self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
     ) -> dict[str, np.ndarray]:
         """Sum up this worker's rows at `w`, `NewtonSolver.to_send`."""
-        state, solver = self._solver.new_state(), self._solver
-        state.lanes = {name: np.array(array) for name, array in request.lanes.items()}
+        solver = self._solver
+        state = solver.new_state(ARRAYS)
+        state.set_lanes(request.lanes)
         solver.begin_part(state, w)
         for window in stream.windows(request.read):
             solver.add_window(window, state, self._order)
@@ -250,7 +251,7 @@ class Partition(SumPartition):
                 pair[:, width:] = pair[:, :width]
             if first_pass:
                 pair[:, :width] *= alpha_columns(self._problem, local.sigma_prime)
-                if local.request.phase(TRAIN).size:
+                if local.request.lanes_in(TRAIN).size:
                     self._solver.restore_rows(local.state, arena, start, stop)
             if self._is_resident:
                 self._arena, self._in_arena[chunk] = arena, True
@@ -286,7 +287,7 @@ class Partition(SumPartition):
         self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
     ) -> dict[str, np.ndarray]:
         """Make the local passes of a round from the common `w`."""
-        own, training = self._own.tolist(), request.phase(TRAIN).size > 0
+        own, training = self._own.tolist(), request.lanes_in(TRAIN).size > 0
         self._require(request.committed, own)
         for chunk in own if training else ():
             self._round_of[chunk] = ""
@@ -306,18 +307,24 @@ class Partition(SumPartition):
         for chunk in own if training else ():
             self._round_of[chunk] = request.token
         sums = {"totals": local.totals, "change": self._change(local, w), "direction": local.direction}
-        local.state.matrices.pop("centre_or_w_alpha", None)  # the change has what was summed
-        return local.state.matrices | sums
+        if request.lanes_in(START, CERTIFY).size:
+            sums |= {array.name: getattr(local.state, array.name) for array in self._solver.sums}
+        return sums
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
         """Copy w, and set the costs of the local models: those of the problem times powers of two."""
         n_lanes, sigma_prime = self._n_lanes, request.sigma_prime()
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
-        lanes = _local_lanes(request.lanes)
-        sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
-        state = State(w.copy(), new_totals(n_lanes), lanes, matrices=sums)
-        if self._solver.acceleration and state.phase(START, CERTIFY).size:
-            state.matrices["centre_or_w_alpha"] = np.zeros_like(w)
+        state = self._solver.new_state(ARRAYS)
+        state.w[:] = w
+        state.set_lanes(request.lanes)
+        # without shrinking: rows that are at a bound at the local w need not be at the common one, and with it there are a
+        # tenth more rounds and twice as many certificates
+        state.high[:] = np.inf
+        state.low[:] = -np.inf
+        state.restore[:] = True
+        if self._solver.acceleration:  # so that every pass counts all of the rows' alpha
+            state.moves[:] = 0
         summed = self._solver.summing(state)
         if summed.size:
             self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
@@ -331,15 +338,14 @@ class Partition(SumPartition):
         local.dual_change += totals[:, Total.DUAL]
         if number == 0:
             local.totals = totals.copy()
-            phase = local.state.lanes["phase"]
-            local.state.lanes["phase"] = np.where(np.isin(phase, (START, CERTIFY)), DONE, phase)
+            local.state.phase[local.state.lanes_in(START, CERTIFY)] = DONE
         elif last:
             local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
         totals[:] = new_totals(self._n_lanes)
 
     def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
         """Return the change of w, and complete the sums."""
-        n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
+        n_vectors, trained = w.shape[1], local.request.lanes_in(TRAIN)
         local.totals[trained, Total.DUAL] = local.dual_change[trained]
         summed = lane_columns(local.summed, self._n_lanes, n_vectors)
         v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
@@ -350,24 +356,11 @@ class Partition(SumPartition):
         return values
 
 
-def _local_lanes(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copy per-lane arrays for a partition, which does not shrink its rows.
-
-    Rows that are at a bound at the local w need not be at the common one. With shrinking they
-    take a tenth more rounds and twice as many certificates.
-    """
-    local = {name: np.array(array) for name, array in lanes.items()}
-    local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
-    if "moves" in local:  # so that every pass counts all of the rows' alpha
-        local["moves"][:] = 0
-    return local
-
-
 def _writable(problem: Problem) -> Problem:
     """Copy arrays received over the network: they may be read-only, and for those kernels would be compiled again."""
     arrays: dict[str, Any] = {
         field.name: np.array(getattr(problem, field.name))
         for field in fields(problem)
-        if isinstance(getattr(problem, field.name), np.ndarray)
+        if field.init and isinstance(getattr(problem, field.name), np.ndarray)
     }
     return replace(problem, **arrays)

@@ -11,12 +11,21 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels.rounds import LONGEST
 from ..solvers.problem import Problem
-from ..solvers.protocol import TRAIN, join_totals
+from ..solvers.protocol import TRAIN, Array, join_totals
 from ..stream.arenas import RowLayout
 from ..stream.slot_store import NO_SLOT, Identity, SlotStore
+from ..training.loop import ARRAYS as LOOP_ARRAYS
 
 _BATCH_BYTES = 2_000_000
 """Bytes of rows' state sent at a time, a part of what a worker and the coordinating process have for messages."""
+
+ARRAYS = (
+    *LOOP_ARRAYS,
+    Array("round", "number of the last round, the same for all lanes", int),
+    Array("assigned", "number of the assignment of shards, likewise", int),
+    Array("sigma_prime", "sigma' of the lane's local models (`block_steps`)", initial=1.0),
+)
+"""State of the loop on workers."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,10 @@ class RoundRequest:
     committed: str  # name of the attempt that ended in the state of rows with which this one begins
     read: int  # number of the first read of the data
     n_passes: int  # reads, numbered from `read`
-    lanes: dict[str, np.ndarray]  # per-lane arrays of the state, sigma_prime among them (see `block_steps`)
+    lanes: dict[str, np.ndarray]  # `State.lanes`, sigma_prime among them (see `block_steps`)
     assigned: int  # number of the round's assignment of shards; the last round's leaves them where they are
 
-    def phase(self, *phases: int) -> np.ndarray:
+    def lanes_in(self, *phases: int) -> np.ndarray:
         return np.flatnonzero(np.isin(self.lanes["phase"], phases))
 
     def sigma_prime(self) -> np.ndarray:
@@ -60,7 +69,7 @@ class Response:
     Those of local passes are ``totals`` (lanes, N_TOTALS) of the first pass: in later ones a worker's own rows are nearly
     solved, which says nothing about the whole. But the change of the dual is that of all passes, and Newton's steps are
     those of the last. ``direction`` (lanes, 5) is that of `block_steps.direction`; ``change``, shaped like w, that of w for
-    lanes that trained, the worker's share of w(alpha) for those certified. Others are of `RowSolver.new_sums`.
+    lanes that trained, the worker's share of w(alpha) for those certified. Others are `RowSolver.sums`.
     """
 
     sums: dict[str, np.ndarray]

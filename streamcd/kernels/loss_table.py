@@ -139,6 +139,7 @@ class SolverEntry(NamedTuple):
     # along any direction keeps every row's sum over the classes), or by sums over their rows at fixed weights.
     rounds: Literal["", "dual", "sums"]
     liblinear: int | None  # ``-s`` of the same problem and method
+    solver: str  # module and class in `solvers`; the class has the memory function
 
     @property
     def has_targets(self) -> bool:
@@ -149,38 +150,44 @@ class SolverEntry(NamedTuple):
 
 
 _Y, _N = True, False
+_DUAL = "dual.DualSolver"
+_CLASSES = "classes.ClassSolver"
+_SOR = "twin_sor.TwinSorSolver"
+_PRIMAL = "primal.PrimalSolver"
+_NEWTON = "newton.NewtonSolver"
+_WORKING_SET = "working_set.WorkingSetSolver"
 # fmt: off
 SOLVERS = tuple(SolverEntry(*row) for row in (
-    # loss                          method         layout     alpha acc. omega l1  bias rounds  -s
-    ("squared_hinge",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 1),
-    ("squared_hinge",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     2),
-    ("squared_hinge",               "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
-    ("squared_hinge",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
-    ("squared_hinge",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
-    ("hinge",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 3),
-    ("log_loss",                    "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 7),
-    ("log_loss",                    "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     0),
-    ("log_loss",                    "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
-    ("log_loss",                    "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
-    ("log_loss",                    "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
-    ("crammer_singer",              "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 4),
-    ("multinomial",                 "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", None),
-    ("squared_error",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
-    ("squared_error",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
-    ("squared_error",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
-    ("squared_error",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
-    ("epsilon_insensitive",         "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 13),
-    ("squared_epsilon_insensitive", "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 12),
-    ("squared_epsilon_insensitive", "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     11),
-    ("squared_epsilon_insensitive", "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
-    ("squared_epsilon_insensitive", "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
-    ("huber",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
-    ("huber",                       "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None),
-    ("huber",                       "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None),
-    ("huber",                       "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None),
-    ("quantile",                    "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None),
-    ("twin",                        "dual",        "rows",    _Y,   _Y,  _Y,   _N, _N,  "",     None),
-    ("twin",                        "sor",         "rows",    _Y,   _N,  _Y,   _N, _N,  "",     None),
+    # loss                          method         layout     alpha acc. omega l1  bias rounds  -s    solver
+    ("squared_hinge",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 1,    _DUAL),
+    ("squared_hinge",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     2,    _PRIMAL),
+    ("squared_hinge",               "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
+    ("squared_hinge",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
+    ("squared_hinge",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
+    ("hinge",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 3,    _DUAL),
+    ("log_loss",                    "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 7,    _DUAL),
+    ("log_loss",                    "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     0,    _PRIMAL),
+    ("log_loss",                    "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
+    ("log_loss",                    "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
+    ("log_loss",                    "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
+    ("crammer_singer",              "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 4,    _CLASSES),
+    ("multinomial",                 "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", None, _CLASSES),
+    ("squared_error",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
+    ("squared_error",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
+    ("squared_error",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
+    ("squared_error",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
+    ("epsilon_insensitive",         "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 13,   _DUAL),
+    ("squared_epsilon_insensitive", "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 12,   _DUAL),
+    ("squared_epsilon_insensitive", "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     11,   _PRIMAL),
+    ("squared_epsilon_insensitive", "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
+    ("squared_epsilon_insensitive", "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
+    ("huber",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
+    ("huber",                       "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
+    ("huber",                       "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
+    ("huber",                       "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
+    ("quantile",                    "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
+    ("twin",                        "dual",        "rows",    _Y,   _Y,  _Y,   _N, _N,  "",     None, _DUAL),
+    ("twin",                        "sor",         "rows",    _Y,   _N,  _Y,   _N, _N,  "",     None, _SOR),
 ))
 # fmt: on
 

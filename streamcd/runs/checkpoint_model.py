@@ -121,10 +121,10 @@ def _read_part(
             "the model": 8 * (vectors * len(lanes) + own.n_features),
         }
         require(parse_size(memory), needs)
-    arrays = checkpoint.read_arrays(file, ["w", *(f"lane_{name}" for name in _LANES)])
+    arrays = checkpoint.read_arrays(file, ["w", *_LANES])
     assert arrays is not None
     width = arrays["w"].shape[1] // len(group.lanes)
-    of_lanes = {name: arrays[f"lane_{name}"][mine] for name in _LANES}
+    of_lanes = {name: arrays[name][mine] for name in _LANES}
     if (of_lanes["phase"] == START).any():  # a read of what it starts from
         raise ModelError(none_yet)
     columns = (mine[:, np.newaxis] * width + np.arange(width)).ravel()

@@ -195,7 +195,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
             "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None, "violation": None,
             "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
         }  # fmt: skip
-    lanes = {name: np.concatenate([state[f"lane_{name}"] for state in states]) for name in _LANE_ARRAYS}
+    lanes = {name: np.concatenate([state[name] for state in states]) for name in _LANE_ARRAYS}
     is_open = lanes["phase"] != DONE
     done = not is_open.any() and is_model(path / "model")
     ended = "converged" if lanes["converged"].all() else "not converged"
@@ -214,7 +214,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
 
 def _states_in(part: Path, arrays: Sequence[str] = ()) -> list[dict[str, np.ndarray]]:
     """Read time, bytes and arrays of lanes from the states of the groups of lanes in a folder."""
-    names = [*(f"lane_{name}" for name in arrays), "seconds", "bytes_read"]
+    names = [*arrays, "seconds", "bytes_read"]
     files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
     read = (checkpoint.read_arrays(file, names) for file in files)
     return [state for state in read if state is not None]

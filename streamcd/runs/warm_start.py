@@ -110,7 +110,7 @@ class WarmStart:
         factors = self._of_lanes(self.matrix)
         # of several folds the terms of the dual are a little larger: the estimates do without what they lack
         for name in ("v_error", "dual_sum"):
-            lanes[name] += self._saved(f"lane_{name}") @ factors
+            lanes[name] += self._saved(name) @ factors
         # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read;
         # C scales the costs of all rows but those that a plane is fitted to
         whole = self.ratios is None and np.count_nonzero(self.chunk_of >= 0) == old.dataset.n_chunks
@@ -189,8 +189,8 @@ class WarmStart:
         """Write w(alpha) of the new lanes to `v`; it differs from w in an accelerated run."""
         rows = self._saved_rows("w")
         if self._old_is_accelerated:
-            lanes = {name: self._saved(f"lane_{name}") for name in ("kappa", "in_pass")}
-            pairs = zip(rows, self._saved_rows("matrix_centre_or_w_alpha"), strict=True)
+            lanes = {name: self._saved(name) for name in ("kappa", "in_pass")}
+            pairs = zip(rows, self._saved_rows("centre_or_w_alpha"), strict=True)
             rows = (weights_of_alpha(lanes, *pair) for pair in pairs)
         self._fill(v, rows, self.matrix)
         v[-1] /= self._bias_factor
@@ -219,9 +219,7 @@ class WarmStart:
         """Adopt kappa and theta of the old lanes, where neither kappa was fixed."""
         if not self._old_is_accelerated:
             return
-        kappa, theta = (
-            self._saved(f"lane_{name}") @ self._of_lanes(self._mean) for name in ("kappa", "theta")
-        )
+        kappa, theta = (self._saved(name) @ self._of_lanes(self._mean) for name in ("kappa", "theta"))
         adopts = (kappa > 0.0) & (theta > 0.0) & (lanes["theta"] > 0.0)
         lanes["theta"][adopts] = theta[adopts]
         grown = bool(self.new_chunks.size)

@@ -27,7 +27,7 @@ from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..kernels.primitives import Total
 from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from .problem import Problem
-from .protocol import TRAIN, State, deviation
+from .protocol import TRAIN, Array, State, deviation
 
 LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
 
@@ -47,19 +47,43 @@ _FIRST_STRETCHES = (
 )
 
 TOLD = ("kappa", "extrapolation")
-"""Arrays of lanes that results and the log tell of, where they are; the second is a primal method's."""
+"""Arrays of lanes that results and the log have, where they are; the second is a primal method's."""
+
+ARRAYS = (
+    Array(
+        "centre_or_w_alpha",
+        "centre of the proximal point while `in_pass`, else w(alpha)",
+        axes=("features", "vectors"),
+    ),
+    Array("in_pass", "w is the iterate of an unfinished training read", bool),
+    Array("kappa", "strength of the proximal point"),
+    Array("theta", "factor on the bounds of kappa; 0 if kappa is fixed"),
+    Array("moves", "finished training reads", int),
+    Array("earlier_moves", "those counted as made before a warm start", int),
+    Array("distance", "the penalty's term of the gap, ½‖w - w(alpha)‖²"),
+    Array("w_alpha_square", "‖w(alpha)‖²"),
+    Array("alpha_sum", "Σ a, see `primitives.Total.ALPHA`"),
+    Array("alpha_curvature", "Σ a² q, of the same rows"),
+    Array("alpha_square", "Σ a² q, of all rows"),
+    Array("movement", "sketch of the last movement of w", axes=("lanes", N_BUCKETS)),
+    Array("cosine", "of the last two movements"),
+)
+"""State of acceleration, and of a free bias."""
 
 
 class Acceleration:
-    """Centres and kappa of the lanes of a solver over rows; `asked` is a fixed kappa, or "auto" for the rule."""
+    """Centres and kappa of the lanes of a solver over rows; `kappa` is fixed, or "auto" for the rule."""
 
-    def __init__(self, problem: Problem, asked: float | str, dataset: Dataset) -> None:
-        entry, n_lanes = LOSSES[problem.loss], problem.n_lanes
+    def __init__(self, problem: Problem, kappa: float | str, dataset: Dataset) -> None:
+        entry = LOSSES[problem.loss]
+        self._problem = problem
+        self._width = problem.lane_vectors
         # the first pass has stretches; hinge takes as many passes to 1e-3 with them, and more to 1e-4
-        self._problem, self._width, self._ramps = problem, problem.lane_vectors, entry.smooth
-        self.adapts, self._most = asked == "auto", np.full(n_lanes, np.inf)
+        self._ramps = entry.smooth
+        self._most = np.full(problem.n_lanes, np.inf)
+        self.adapts = kappa == "auto"
         if not self.adapts:
-            self._first = np.full(n_lanes, float(asked))
+            self._first = np.full(problem.n_lanes, float(kappa))
             return
         square = ((problem.free_bias and dataset.centre) or dataset).mean_square
         curvature = _mean_cost(problem, dataset) * ((1.0 if square is None else square) + problem.bias**2)
@@ -71,81 +95,82 @@ class Acceleration:
             weight = dataset.read_rows(0, ("weight",))[0].mean() if dataset.weighted else 1.0
             self._most = 2.0 * weight * curvature
 
-    def add_to(self, state: State) -> None:
-        """Add the arrays of acceleration to a new state: ``centre_or_w_alpha``, which holds
-        the centre v while ``in_pass`` is set, else w(alpha) (see `kernels.weights`), and per lane:
-
-        ``in_pass``, set while w is the iterate of an unfinished training read; ``moves``, the number of finished ones, and
-        ``earlier_moves``, of those counted as made before a warm start;
-        ``distance``, the penalty's term of the gap, ``½‖w - w(alpha)‖²``; ``theta``, the factor on the bounds of kappa, 0 if
-        kappa is fixed.
-        """
-        n_lanes = self._first.size
-        state.matrices["centre_or_w_alpha"] = np.zeros(state.w.shape)
-        of_pass = ("distance", "w_alpha_square", "cosine")
-        of_rows = ("alpha_sum", "alpha_curvature", "alpha_square")
-        state.lanes.update({name: np.zeros(n_lanes) for name in (*of_pass, *of_rows)})
-        state.lanes["kappa"], state.lanes["theta"] = self._first.copy(), np.full(n_lanes, float(self.adapts))
-        state.lanes["in_pass"] = np.zeros(n_lanes, dtype=bool)
-        for name in ("moves", "earlier_moves"):
-            state.lanes[name] = np.zeros(n_lanes, dtype=np.int64)
-        state.matrices["movement"] = np.zeros((n_lanes, N_BUCKETS))
+    def begin(self, state: State) -> None:
+        """Set kappa and theta of a new state."""
+        state.kappa[:] = self._first
+        state.theta[:] = self.adapts
 
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
-        """Move the centres of lanes that begin a training read."""
-        kept, new = state.lanes, lanes[~state.lanes["in_pass"][lanes]]
+        """Move the centres of lanes that begin a training read: ``v, w = w, (w(alpha) + kappa w)/(1 + kappa)``."""
+        new = lanes[~state.in_pass[lanes]]
         if not new.size:
             return
         w, beside = self._penalised(state)
-        columns, kappa = self._problem.columns(new), np.repeat(kept["kappa"], self._width)
+        columns = self._problem.columns(new)
+        kappa = np.repeat(state.kappa, self._width)
         begin = weight_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
         if self._problem.free_bias:  # it has a centre of its own, with 1 + kappa for kappa (`free_bias`)
-            bias, centre, mu = state.w[-1], state.matrices["centre_or_w_alpha"][-1], 1.0 + kappa[columns]
+            bias, centre = state.w[-1], state.centre_or_w_alpha[-1]
+            mu = 1.0 + kappa[columns]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
-        kept["in_pass"][new] = True
+        state.in_pass[new] = True
 
     def _penalised(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         rows = self._problem.penalised
-        return state.w[rows], state.matrices["centre_or_w_alpha"][rows]
+        return state.w[rows], state.centre_or_w_alpha[rows]
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
-        """Measure the movement by a training read, and leave w at the point that a certificate would refer to."""
-        kept, previous, n_lanes = state.lanes, state.matrices["movement"], self._first.size
-        n_vectors, sketch = n_lanes * self._width, np.zeros((N_BUCKETS, n_lanes))
-        sums, kappas = np.zeros((3, n_vectors)), np.repeat(kept["kappa"], self._width)
-        n_parts = min(threads.parts(state.w.size), trained.size)
-        end = partial(weight_kernels.end_pass, *self._penalised(state))
-        calls = [
-            partial(end, part, kappas, Movement(sums, sketch, np.empty(n_vectors)))
-            for part in np.array_split(trained, n_parts)  # a lane has sums of its own
-        ]
-        threads.run(calls)
-        sums = sums.reshape(3, n_lanes, -1).sum(axis=2)
-        kappa = kept["kappa"][trained]
-        mu, totals = 1.0 + kappa, state.totals[trained]  # kernels count with q/mu
+        """Leave w and w(alpha) where a training read ended, and measure the read.
+
+        With the centre v, m = w - v and the m₀ of the read before, n rows visited, kernels counting with q/mu::
+
+            w(alpha) = mu w - kappa v          (of a free bias: mu (b - c))
+            distance = ½ ‖w - w(alpha)‖² = ½ kappa² ‖m‖²
+            cosine   = m·m₀ / (‖m‖ ‖m₀‖)       (of their sketches)
+            v_error  + deviation(mu √((n + 9) ‖w‖²) + 3 mu ‖m‖ + √(Σ a² q))
+
+        The last is the rounding of w(alpha), that of the read's steps, times mu.
+        """
+        sums, sketch = self._measure_movement(state, trained, threads)
+        kappa = state.kappa[trained]
+        mu = 1.0 + kappa
         if self._problem.free_bias:
-            columns, centre = self._problem.columns(trained), state.matrices["centre_or_w_alpha"][-1]
-            centre[columns] = (1.0 + kappas[columns]) * (state.w[-1, columns] - centre[columns])
-        kept["in_pass"][trained] = False
-        kept["moves"][trained] += 1
+            columns = self._problem.columns(trained)
+            centre = state.centre_or_w_alpha[-1]
+            centre[columns] = np.repeat(mu, self._width) * (state.w[-1, columns] - centre[columns])
+        state.in_pass[trained] = False
+        state.moves[trained] += 1
         for block in np.array_split(trained, 1 + trained.size // 64):
-            now, before = np.ascontiguousarray(sketch[:, block].T), previous[block]
-            squares, others, products = (
-                np.einsum("ij,ij->i", *pair) for pair in ((now, now), (before, before), (now, before))
-            )
-            norms = np.sqrt(squares * others)
-            kept["cosine"][block] = np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
-            previous[block] = now
-        kept["distance"][trained] = 0.5 * kappa**2 * sums[MOVED, trained]
-        kept["w_alpha_square"][trained] = sums[ALPHA_NORM, trained]
-        kept["alpha_sum"][trained] += totals[:, Total.ALPHA]
-        kept["alpha_curvature"][trained] += totals[:, Total.ALPHA_CURVATURE] * mu
-        kept["alpha_square"][trained] += totals[:, Total.ALPHA_SQUARE] * mu
-        # w(alpha) is w, with the rounding of the pass's steps, times mu
+            movement = np.ascontiguousarray(sketch[:, block].T)
+            state.cosine[block] = _cosines(movement, state.movement[block])
+            state.movement[block] = movement
+        totals = state.totals[trained]
+        state.distance[trained] = 0.5 * kappa**2 * sums[MOVED, trained]
+        state.w_alpha_square[trained] = sums[ALPHA_NORM, trained]
+        state.alpha_sum[trained] += totals[:, Total.ALPHA]
+        state.alpha_curvature[trained] += totals[:, Total.ALPHA_CURVATURE] * mu
+        state.alpha_square[trained] += totals[:, Total.ALPHA_SQUARE] * mu
         steps = mu * np.sqrt((totals[:, Total.N_VISITED] + 9.0) * sums[NORM, trained])
-        size = steps + 3.0 * mu * np.sqrt(sums[MOVED, trained]) + np.sqrt(kept["alpha_square"][trained])
-        kept["v_error"][trained] += deviation(size)
+        end = 3.0 * mu * np.sqrt(sums[MOVED, trained])
+        state.v_error[trained] += deviation(steps + end + np.sqrt(state.alpha_square[trained]))
+
+    def _measure_movement(
+        self, state: State, trained: np.ndarray, threads: Threads
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Replace the centres by w(alpha); returns the `Movement` of every lane: (3, lanes) and (N_BUCKETS, lanes)."""
+        n_lanes = self._first.size
+        n_vectors = n_lanes * self._width
+        sums = np.zeros((3, n_vectors))
+        sketch = np.zeros((N_BUCKETS, n_lanes))
+        kappa = np.repeat(state.kappa, self._width)
+        end = partial(weight_kernels.end_pass, *self._penalised(state))
+        n_parts = min(threads.parts(state.w.size), trained.size)
+        parts = np.array_split(trained, n_parts)  # a lane has sums of its own
+        threads.run(
+            [partial(end, part, kappa, Movement(sums, sketch, np.empty(n_vectors))) for part in parts]
+        )
+        return sums.reshape(3, n_lanes, -1).sum(axis=2), sketch
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
@@ -154,7 +179,7 @@ class Acceleration:
         and the smooth losses take one or two more to 1e-3.
         There are none after a warm start, or where sweeps over the weights would take long beside the `n_entries` of a pass.
         """
-        begun = state.lanes["moves"][lanes].any() or state.w[self._problem.penalised].any()
+        begun = state.moves[lanes].any() or state.w[self._problem.penalised].any()
         sweeps = n_entries // (_FIRST_STRETCHES * state.w.size)
         if begun or not (self.adapts and self._ramps) or sweeps < _FIRST_STRETCHES:
             return np.zeros(0, dtype=np.int64)
@@ -166,9 +191,9 @@ class Acceleration:
         """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
         self.end_pass(state, lanes, threads)
         state.totals[:, [Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]] = 0.0
-        self._set_kappa(state.lanes, lanes, gap)
+        self._set_kappa(state, lanes, gap)
         # the pass goes on
-        state.lanes["moves"][lanes] = 0
+        state.moves[lanes] = 0
         self.begin_pass(state, lanes, threads)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -176,46 +201,73 @@ class Acceleration:
 
         Not in lanes certified next: that read does not write rows' states.
         """
-        kept = state.lanes
         if self.adapts:
-            self._set_kappa(kept, trained, state.totals[:, Total.GAP])
-        due = (kept["passes"][trained] % _RECALL_EVERY == 0) & (kept["phase"][trained] == TRAIN)
-        due &= kept["kappa"][trained] > 0.0
-        kept["restore"][trained[due]], kept["shrunk"][trained[due]] = True, False
+            self._set_kappa(state, trained, state.totals[:, Total.GAP])
+        due = (state.passes[trained] % _RECALL_EVERY == 0) & (state.phase[trained] == TRAIN)
+        due &= state.kappa[trained] > 0.0
+        state.restore[trained[due]] = True
+        state.shrunk[trained[due]] = False
 
-    def _set_kappa(self, kept: dict[str, np.ndarray], lanes: np.ndarray, inner_gap: np.ndarray) -> None:
-        """Balance inner gap and movement, within bounds computed from alpha; adapt their factor theta to the cosine."""
-        used = (kept["distance"] > 0.0) & np.isfinite(kept["distance"])
-        used &= (kept["alpha_sum"] > 0.0) & (kept["alpha_square"] > 0.0)
+    def _set_kappa(self, state: State, lanes: np.ndarray, inner_gap: np.ndarray) -> None:
+        """Balance inner gap and movement by kappa, within bounds computed from alpha; adapt their factor theta.
+
+        In pass p, with ``ratio = inner gap / distance``::
+
+            rise    = log 8 if p <= 4, else min(0.26, 3/p)
+            fall    = rise; log 8 where ratio < ¼ in the first four passes after a warm start
+            theta   → theta exp(min(0.3, 10/p) (0.2 - cosine)), from 0.02 to 10: if p > 4, and down only where ratio < 10
+            middle  = theta min(Σ a² q / Σ a, most) min(1, 0.3 / coupling),  coupling = ‖w(alpha)‖² / Σ a² q
+            kappa   → kappa exp(½ log ratio, from -fall to rise), from middle/2 to 2 middle
+
+        and, if p > 4, no faster by these bounds than by rise and fall.
+        """
+        used = (state.distance > 0.0) & np.isfinite(state.distance)
+        used &= (state.alpha_sum > 0.0) & (state.alpha_square > 0.0)
         lanes = lanes[used[lanes]]
-        distance, old, theta, cosine = (
-            kept[name][lanes] for name in ("distance", "kappa", "theta", "cosine")
-        )
-        of_alpha = (kept[f"alpha_{name}"][lanes] for name in ("sum", "curvature", "square"))
-        (alpha, curvature, square), n_moves = of_alpha, kept["moves"][lanes]
-        n_passes = np.maximum(n_moves + kept["earlier_moves"][lanes], 1)
-        early, ratio = n_passes <= _EARLY_PASSES, np.maximum(inner_gap[lanes], 0.0) / distance
-        change = np.where(early, _EARLY_CHANGE, np.minimum(_LATE_CHANGE, _CHANGE_SHARE / n_passes))
-        far_too_large = (ratio < 0.25) & (n_moves <= _EARLY_PASSES)  # after a warm start
-        fall = np.where(far_too_large, _EARLY_CHANGE, change)
-        beyond, rate = _COSINE - cosine, np.minimum(_THETA_RATE, _THETA_SHARE / n_passes)
+        n_moves = state.moves[lanes]
+        n_passes = np.maximum(n_moves + state.earlier_moves[lanes], 1)
+        early = n_passes <= _EARLY_PASSES
+        ratio = np.maximum(inner_gap[lanes], 0.0) / state.distance[lanes]
+
+        rise = np.where(early, _EARLY_CHANGE, np.minimum(_LATE_CHANGE, _CHANGE_SHARE / n_passes))
+        far_too_large = (ratio < 0.25) & (n_moves <= _EARLY_PASSES)
+        fall = np.where(far_too_large, _EARLY_CHANGE, rise)
+
+        beyond = _COSINE - state.cosine[lanes]
+        rate = np.minimum(_THETA_RATE, _THETA_SHARE / n_passes)
+        theta = state.theta[lanes]
         moved = np.clip(theta * np.exp(rate * beyond), _MOST_THETA / 500.0, _MOST_THETA)
         theta = np.where(~early & ((beyond > 0.0) | (ratio < _BALANCED)), moved, theta)
-        coupling = kept["w_alpha_square"][lanes] / square
-        middle = (
-            theta * np.minimum(curvature / alpha, self._most[lanes]) * np.minimum(1.0, _COUPLING / coupling)
-        )
-        kappa = old * np.exp(np.clip(0.5 * np.log(ratio), -fall, change))
+
+        curvature = np.minimum(state.alpha_curvature[lanes] / state.alpha_sum[lanes], self._most[lanes])
+        coupling = state.w_alpha_square[lanes] / state.alpha_square[lanes]
+        middle = theta * curvature * np.minimum(1.0, _COUPLING / coupling)
+
+        old = state.kappa[lanes]
+        kappa = old * np.exp(np.clip(0.5 * np.log(ratio), -fall, rise))
         kappa = np.clip(kappa, middle / _SPAN, middle * _SPAN)
-        # late, the bounds move kappa no faster either
-        slow = np.clip(kappa, old * np.exp(-fall), old * np.exp(change))
-        kept["theta"][lanes] = theta
-        kept["kappa"][lanes] = np.clip(np.where(early, kappa, slow), LEAST_KAPPA, MOST_KAPPA)
+        slow = np.clip(kappa, old * np.exp(-fall), old * np.exp(rise))
+        state.theta[lanes] = theta
+        state.kappa[lanes] = np.clip(np.where(early, kappa, slow), LEAST_KAPPA, MOST_KAPPA)
 
 
-def recalls_after(lanes: Mapping[str, np.ndarray], training: np.ndarray) -> bool:
+def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compute the cosine of each row of `a` with that of `b`; 0 where one is 0."""
+    norms = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
+    products = np.einsum("ij,ij->i", a, b)
+    return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
+
+
+def make_acceleration(problem: Problem, kappa: float | str, dataset: Dataset) -> Acceleration | None:
+    """Make the acceleration of a solver over rows, or None; with kappa 0 it moves the centre of a free bias alone."""
+    if kappa == "none":
+        return Acceleration(problem, 0.0, dataset) if problem.free_bias else None
+    return Acceleration(problem, kappa, dataset)
+
+
+def restores_rows_after(state: State, training: np.ndarray) -> bool:
     """Tell whether shrunk rows of an accelerated lane return when it ends the pass that it is in."""
-    return "kappa" in lanes and bool(((lanes["passes"][training] + 1) % _RECALL_EVERY == 0).any())
+    return "kappa" in state.declared and bool(((state.passes[training] + 1) % _RECALL_EVERY == 0).any())
 
 
 def _mean_cost(problem: Problem, dataset: Dataset) -> np.ndarray:

@@ -10,30 +10,46 @@ from functools import partial
 
 import numpy as np
 
+from ..dataset.dataset import Dataset
 from ..kernels import classes as kernels
 from ..kernels.classes import ClassScratch, LaneColumns
 from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import Total
 from ..stream.arenas import RowArena, Window
-from .acceleration import Acceleration
-from .dual import RowSolver, rows_of, shuffled_active_rows
-from .memory import dual_memory
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, State, violation
+from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, State, violation
+from .registry import SolverOptions
+from .row_solver import RowSolver, penalised_blocks, row_memory, rows_of, shuffled_active_rows
+
+ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)
+"""State of `ClassSolver`."""
+
+FREE_BIAS_ARRAYS = (
+    Array("has_sums", "`class_sums` are those of all rows", bool),
+    Array("gap_of_shares", "gap of the dual variables that a certificate mixes in"),
+)
+"""State of `FreeBiasClassSolver` beside it."""
 
 
 class ClassSolver(RowSolver):
-    """Sequential dual method: each row's problem over its classes is solved exactly."""
+    """Sequential dual method for losses of all classes.
 
-    def __init__(self, problem: Problem, acceleration: Acceleration | None = None) -> None:
-        memory = dual_memory(problem, accelerated=acceleration is not None)
-        super().__init__(problem, memory, acceleration)
+    Problem: the dual over ``a_im`` of every row i and class m (`kernels/classes`), by one row after another, whose problem
+    over its classes is solved exactly. Source: Keerthi et al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine
+    Learning 85 (2011).
+    """
 
-    def new_state(self) -> State:
-        """Return the state before the first read."""
-        state = super().new_state()
-        state.lanes |= {"shrink_tolerance": np.ones(self.problem.n_lanes)}
-        return state
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self.arrays += ARRAYS
+
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count a variable of every row and class in a lane, and flags of those that leave."""
+        n_lanes, n_vectors = problem.n_lanes, problem.n_vectors
+        n_flags = n_lanes if problem.row_loss.kind == MULTINOMIAL else n_vectors
+        return row_memory(problem, options, n_vectors, n_flags, min(n_lanes, LANES_TOGETHER))
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set the variables to 0, for the multinomial loss that of a row's own class to C_i: then ``w(alpha) = 0``."""
@@ -65,7 +81,9 @@ class ClassSolver(RowSolver):
     def lane_columns(self, lane: int, *numbers: float) -> LaneColumns:
         """Return a lane's columns, with scratch and the numbers of its steps."""
         width = self.problem.lane_vectors
-        return LaneColumns(lane, lane * width, self.n_vectors, ClassScratch(*np.empty((3, width))), *numbers)
+        return LaneColumns(
+            lane, lane * width, self.problem.n_vectors, ClassScratch(*np.empty((3, width))), *numbers
+        )
 
     def certify_rows(
         self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
@@ -84,13 +102,13 @@ class ClassSolver(RowSolver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Restore shrunk rows of lanes whose active ones are solved to the shrink tolerance, which is then halved."""
-        kept = state.lanes
         # not of a lane that is certified next: a read at fixed w does not write the states of rows back
-        due = (kept["phase"] == TRAIN) & kept["shrunk"] & ~kept["restore"]
-        due &= violation(state.totals) < kept["shrink_tolerance"]
+        due = (state.phase == TRAIN) & state.shrunk & ~state.restore
+        due &= violation(state.totals) < state.shrink_tolerance
         due = trained[due[trained]]
-        kept["restore"][due], kept["shrunk"][due] = True, False
-        kept["shrink_tolerance"][due] *= 0.5
+        state.restore[due] = True
+        state.shrunk[due] = False
+        state.shrink_tolerance[due] *= 0.5
         super().end_read(state, trained)
 
 
@@ -107,49 +125,53 @@ class FreeBiasClassSolver(ClassSolver):
 
     always_sums = True  # the mixture asks for the sums of a read
 
-    def new_sums(self) -> dict[str, np.ndarray]:
-        """Return zeros for the classes' sums, which a lane's first certificate makes; see `RowSolver.new_sums`."""
-        return {"class_sums": np.zeros((self.problem.n_features + 1, self.n_vectors))}
+    sums = (
+        Array(
+            "class_sums",
+            "Σ C_i x_i of each class, which the first certificate makes",
+            axes=("features", "vectors"),
+        ),
+    )
 
-    def new_state(self) -> State:
-        """Return the state before the first read."""
-        state = super().new_state()
-        state.lanes |= {"has_sums": np.zeros(self.problem.n_lanes, dtype=bool)}
-        state.lanes |= {"gap_of_shares": np.zeros(self.problem.n_lanes)}
-        return state
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self.arrays += FREE_BIAS_ARRAYS
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum the classes' rows, too; see `RowSolver.sum_alpha`."""
         super().sum_alpha(window, state, order, lanes, v)
-        sums = state.matrices["class_sums"].reshape(-1)
+        sums = state.class_sums.reshape(-1)
         for lane in lanes:
-            if not state.lanes["has_sums"][lane]:
+            if not state.has_sums[lane]:
                 rows = (order, rows_of(window), self.problem.costs, self.lane_columns(lane))
                 kernels.add_class_rows(*rows, self.problem.lane_vectors, sums)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the mixture; see `RowSolver.certificate`."""
-        totals, lanes = state.totals.copy(), state.phase(CERTIFY)
-        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.n_vectors)
+        totals, lanes = state.totals.copy(), state.lanes_in(CERTIFY)
+        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.problem.n_vectors)
         for lane in lanes.tolist():
             own = self._columns(lane)
-            t[lane], rho[own] = mixture(state.matrices["class_sums"][-1, own], self.v(state)[-1, own])
+            t[lane], rho[own] = mixture(state.class_sums[-1, own], self.v(state)[-1, own])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = np.zeros((3, self.n_vectors)), np.repeat(t, self.problem.lane_vectors)
-        for rows in self.penalised_blocks():
+        penalties, t_of_vectors = (
+            np.zeros((3, self.problem.n_vectors)),
+            np.repeat(t, self.problem.lane_vectors),
+        )
+        for rows in penalised_blocks(self.problem):
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
             v = (1.0 - t_of_vectors) * self.v(state)[rows] + t_of_vectors * of_shares
-            penalties += self._penalty_terms(state.w[rows], v, lanes)
+            penalties += self.penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
         proof = self.proof(state, totals, penalties)
-        first = lanes[~state.lanes["has_sums"][lanes]]
-        state.lanes["has_sums"][state.phase(START, CERTIFY)] = True
+        first = lanes[~state.has_sums[lanes]]
+        state.has_sums[state.lanes_in(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture
-        state.lanes["estimate"][first] = proof["gap"][first]
+        state.estimate[first] = proof["gap"][first]
         return proof
 
     def _columns(self, lane: int) -> slice:
@@ -158,7 +180,7 @@ class FreeBiasClassSolver(ClassSolver):
 
     def _of_shares(self, state: State, rows: slice, rho: np.ndarray) -> np.ndarray:
         """Return rows of w(alpha) for ``a = C rho``, shape (rows, vectors)."""
-        sums = state.matrices["class_sums"][rows]
+        sums = state.class_sums[rows]
         of_lanes = sums.reshape(sums.shape[0], -1, self.problem.lane_vectors).sum(axis=2)
         return sums - np.repeat(of_lanes, self.problem.lane_vectors, axis=1) * rho
 
@@ -167,14 +189,14 @@ class FreeBiasClassSolver(ClassSolver):
     ) -> None:
         """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
         own = self._columns(lane)
-        cost, of_w = state.matrices["class_sums"][-1, own] / self.problem.bias, float(dots[own].sum())
+        cost, of_w = state.class_sums[-1, own] / self.problem.bias, float(dots[own].sum())
         shares = rho[own]
         if self.problem.row_loss.kind == MULTINOMIAL:
             dual = -float(cost.sum() * np.sum(shares * np.log(np.maximum(shares, 1e-300))))
         else:
             dual = float(cost @ (1.0 - shares))
         gap = max(of_w + totals[Total.LOSS] - dual, 0.0)
-        state.lanes["gap_of_shares"][lane] = gap
+        state.gap_of_shares[lane] = gap
         for name, bound in ((Total.GAP, gap), (Total.DUAL, dual)):
             totals[name] = (1.0 - t) * totals[name] + t * bound
 
@@ -182,12 +204,10 @@ class FreeBiasClassSolver(ClassSolver):
         """Return what the mixture is expected to cost; unknown before the first certificate. See `RowSolver`."""
         cost = np.zeros(trained.size)
         for number, lane in enumerate(trained.tolist()):
-            if state.lanes["has_sums"][lane]:
+            if state.has_sums[lane]:
                 own = self._columns(lane)
-                sums, w_alpha = (
-                    state.matrices[name][-1, own] for name in ("class_sums", "centre_or_w_alpha")
-                )
-                cost[number] = mixture(sums, w_alpha)[0] * state.lanes["gap_of_shares"][lane]
+                t, _ = mixture(state.class_sums[-1, own], state.centre_or_w_alpha[-1, own])
+                cost[number] = t * state.gap_of_shares[lane]
         return cost
 
 

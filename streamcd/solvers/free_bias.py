@@ -19,11 +19,10 @@ from ..kernels.losses import numbers_of
 from ..kernels.primitives import N_TOTALS, Total
 from ..stream.arenas import Window
 from .dual import DualSolver
-from .protocol import CERTIFY, State, all_rows, new_totals
+from .protocol import CERTIFY, NO_ROWS, Array, State, all_rows
+from .row_solver import penalised_blocks
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [Total.VIOLATION_MAX, Total.VIOLATION_MIN])
-_POSITIVE, _POSITIVE_TOTALS = "positive", "positive_totals"
-"""w(alpha) and totals of the rows with beta > 0, in a certifying read; the violations are in the totals of all rows."""
 
 
 class FreeBiasSolver(DualSolver):
@@ -31,10 +30,19 @@ class FreeBiasSolver(DualSolver):
 
     always_sums = True  # the feasible alpha asks for w(alpha) by sign
 
-    def new_sums(self) -> dict[str, np.ndarray]:
-        """Return zeros for the sums over the rows with beta > 0; see `RowSolver.new_sums`."""
-        positive = np.zeros((self.problem.n_features + 1, self.n_vectors))
-        return {_POSITIVE: positive, _POSITIVE_TOTALS: new_totals(self.problem.n_lanes)}
+    sums = (
+        Array(
+            "positive",
+            "w(alpha) of the rows with beta > 0, in a read at fixed w",
+            axes=("features", "vectors"),
+        ),
+        Array(
+            "positive_totals",
+            "totals of them; the violations are in those of all rows",
+            initial=NO_ROWS,
+            axes=("lanes", N_TOTALS),
+        ),
+    )
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Set the bias before the first pass; see `RowSolver.visit`."""
@@ -44,8 +52,7 @@ class FreeBiasSolver(DualSolver):
 
     def _start_bias(self, window: Window, state: State, rows: np.ndarray) -> None:
         """Begin at the quantile of targets that is best for the loss, in lanes that have not begun, if beta has bounds."""
-        kept = state.lanes
-        begun = (kept["moves"] + kept["earlier_moves"] > 0) | kept["in_pass"] | (state.w[-1] != 0.0)
+        begun = (state.moves + state.earlier_moves > 0) | state.in_pass | (state.w[-1] != 0.0)
         if begun.all() or not self.problem.has_targets:
             return
         *_, low, high, _ = numbers_of(self.problem.row_loss, 0.0, 1.0)
@@ -56,20 +63,17 @@ class FreeBiasSolver(DualSolver):
             best = np.quantile(targets, high / (high - low), method="averaged_inverted_cdf")
             state.w[-1, ~begun] = best / self.problem.bias
 
-    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
+    def certify(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+    ) -> None:
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
-        sums, totals = state.matrices[_POSITIVE_TOTALS], state.totals
-        positive = State(state.w, sums, state.lanes)
+        positive = state.positive_totals
         for lane in lanes:
             is_positive, only = self._is_positive(window, order, lane), np.array([lane])
-            super().certify(window, positive, order[is_positive], only)
-            super().certify(window, state, order[~is_positive], only)
-        totals[:, Total.VIOLATION_MAX] = np.maximum(
-            totals[:, Total.VIOLATION_MAX], sums[:, Total.VIOLATION_MAX]
-        )
-        totals[:, Total.VIOLATION_MIN] = np.minimum(
-            totals[:, Total.VIOLATION_MIN], sums[:, Total.VIOLATION_MIN]
-        )
+            super().certify(window, state, order[is_positive], only, positive)
+            super().certify(window, state, order[~is_positive], only, totals)
+        for name, extreme in ((Total.VIOLATION_MAX, np.maximum), (Total.VIOLATION_MIN, np.minimum)):
+            extreme(totals[:, name], positive[:, name], out=totals[:, name])
 
     def _is_positive(self, window: Window, order: np.ndarray, lane: int) -> np.ndarray:
         """Mark the rows with beta > 0."""
@@ -82,12 +86,13 @@ class FreeBiasSolver(DualSolver):
         """Sum rows with beta > 0 apart; see `RowSolver.sum_alpha`."""
         for lane in lanes:
             is_positive, only = self._is_positive(window, order, lane), np.array([lane])
-            super().sum_alpha(window, state, order[is_positive], only, state.matrices[_POSITIVE])
+            super().sum_alpha(window, state, order[is_positive], only, state.positive)
             super().sum_alpha(window, state, order[~is_positive], only, v)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
-        lanes, sums = state.phase(CERTIFY), state.matrices[_POSITIVE_TOTALS]
+        lanes = state.lanes_in(CERTIFY)
+        sums = state.positive_totals
         factors = self._factors(state)
         penalties = self._feasible_penalty_terms(state, lanes, factors)
         joined = state.totals.copy()
@@ -100,29 +105,29 @@ class FreeBiasSolver(DualSolver):
         proof = self.proof(state, joined, penalties)
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
         v = self.v(state)
-        v += state.matrices[_POSITIVE]
-        state.matrices[_POSITIVE][:], sums[:] = 0.0, new_totals(self.problem.n_lanes)
+        v += state.positive
+        state.positive[:] = 0.0
+        sums[:] = NO_ROWS
         return proof
 
     def _factors(self, state: State) -> np.ndarray:
         """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
-        positive, negative = np.abs(state.matrices[_POSITIVE][-1]), np.abs(self.v(state)[-1])
+        positive, negative = np.abs(state.positive[-1]), np.abs(self.v(state)[-1])
         # 0 / 0 where a lane has no certificate, or no beta at all
         return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`_penalty_terms`)."""
-        out, negative = np.zeros((3, self.n_vectors)), self.v(state)
-        for rows in self.penalised_blocks():
-            v = factors[0] * state.matrices[_POSITIVE][rows] + factors[1] * negative[rows]
-            out += self._penalty_terms(state.w[rows], v, lanes)
+        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`penalty_terms`)."""
+        out, negative = np.zeros((3, self.problem.n_vectors)), self.v(state)
+        for rows in penalised_blocks(self.problem):
+            v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
+            out += self.penalty_terms(state.w[rows], v, lanes)
         return out
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Return ``(1 - f) Σ loss`` over the heavier sign, as if both had equal losses; see `RowSolver`."""
-        kept = state.lanes
-        excess = np.abs(state.matrices["centre_or_w_alpha"][-1]) / self.problem.bias  # |Σ beta|
-        losses = np.maximum(kept["dual_sum"] - kept["w_alpha_square"], 0.0)  # at the optimum Σ loss
+        excess = np.abs(state.centre_or_w_alpha[-1]) / self.problem.bias  # |Σ beta|
+        losses = np.maximum(state.dual_sum - state.w_alpha_square, 0.0)  # at the optimum Σ loss
         # without kappa Σ |beta| is not known
-        size = np.where(kept["alpha_sum"] > 0.0, kept["alpha_sum"], kept["dual_sum"])
+        size = np.where(state.alpha_sum > 0.0, state.alpha_sum, state.dual_sum)
         return np.divide(excess * losses, size, out=np.zeros_like(size), where=size > 0.0)[trained]

@@ -15,8 +15,10 @@ from ..kernels import newton as newton_kernels
 from ..kernels import working_set as kernels
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primal import ColumnCosts, Columns, Scores
-from .memory import NARROW
 from .quadratic_model import ColumnsModel, MatrixModel, Penalty, minimise, solve_positive
+
+NARROW = 512
+"""Largest number of columns of a working set that is solved for by its matrix."""
 
 _SET_SOLVED = 0.3
 """Part of the gap of all held columns to which a set is solved, and part of a set's decrease by which a step misses its

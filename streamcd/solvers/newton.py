@@ -19,30 +19,47 @@ from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
 from ..kernels.primitives import N_TOTALS, UNIT, Total
-from ..stream.arenas import Window, empty_window
-from .dual import rows_of
-from .memory import PARTS, newton_memory, newton_parts
+from ..stream.arenas import RowLayout, Window, empty_window
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    START_NORM,
     TRAIN,
+    Array,
     Solver,
     Start,
     State,
     all_rows,
     certificate,
     deviation,
-    new_lanes,
-    new_totals,
     relative_violation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
+from .registry import SolverOptions
+from .row_solver import rows_of
 
+_PARTS = 4  # of a window that are summed up
+_MOST_IN_PARTS = 1 << 23  # elements of all lanes' Hessians, of which every part of a window sums up its own
 _ENOUGH = 0.5  # of the decrease at the best length, with which a step is accepted
 _LONG = 2.0  # best length of a step from which on the next is twice Newton's: logistic loss with a large C
 _CLOSE = 1e-2  # relative gap from which on reads no longer evaluate other lengths
 _LINE_FALL, _LEAST_LINE = 0.1, 1e-3  # of the curvature of rows on a straight piece: by a step, at least
 _TOO_LONG = 1e-3  # length tried next where all that were evaluated were too long
+
+ARRAYS = (
+    Array("v", "Σ s_i a_i x_i over s_i a_i >= 0, and over others", axes=("lanes", 2, "features")),
+    Array("hessian", "lower triangle of Σ C_i l'' x_i x_iᵀ", axes=("lanes", "features", "features")),
+    Array("line", "losses at lengths of the step, and terms of dual variables", axes=("lanes", N_LINE)),
+    Array("start", "Σ s_i a_i x_i at w = 0", axes=("lanes", "features")),
+    Array("step", "step that led to w", axes=("lanes", "features")),
+    START_NORM,
+    Array("base_primal", "objective where the step begins", initial=np.nan),
+    Array("begun", "the sums are those of a read at w", bool),
+    Array("searches", "a read evaluates other lengths of the step", bool, True),
+    Array("line_share", "share of the curvature of rows on a straight piece", initial=1.0),
+)
+"""State of `NewtonSolver`: sums of a read (`kernels.newton.Sums`, with the totals), and the steps."""
 
 
 class NewtonSolver(Solver):
@@ -50,25 +67,32 @@ class NewtonSolver(Solver):
 
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset) -> None:
-        self.problem, self._n_rows, self._class_counts = problem, dataset.n_rows, dataset.class_counts
-        self.memory, self._size = newton_memory(problem, dataset), problem.n_features + 1
-        self.layout = self.memory.layout
+    arrays = ARRAYS
+
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._size = problem.n_features + 1
+        self._n_penalised = self._size - problem.free_bias
         self._parts: list[Sums] = []
         self._scratch: list[Scratch] = []
-        self._n_penalised = self._size - (1 if problem.free_bias else 0)
 
-    def new_state(self) -> State:
-        """Return the state before the first read: w = 0."""
-        n_lanes, size = self.problem.n_lanes, self._size
-        lanes = new_lanes(n_lanes, TRAIN)
-        lanes |= {name: np.full(n_lanes, np.nan) for name in ("start_norm", "base_primal")}
-        lanes |= {"begun": np.zeros(n_lanes, dtype=bool), "searches": np.ones(n_lanes, dtype=bool)}
-        lanes["line_share"] = np.ones(n_lanes)
-        state = State(np.zeros((size, n_lanes)), new_totals(n_lanes), lanes)
-        sums = zip(Sums._fields[:-1], self._new_sums(), strict=False)  # without totals
-        state.matrices = {**dict(sums), "step": np.zeros((n_lanes, size))}
-        return state
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
+        n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, _count_parts(problem)
+        matrices = 8 * n_lanes * size**2
+        vectors = 8 * size * n_lanes
+        sums = matrices + 3 * vectors + 8 * 64 * n_lanes
+        of_model = 8 * size**2 if problem.l1.any() else 0  # of the support
+        blocks = 8 * size * (_PARTS * kernels.BLOCK + 3 * LENGTHS.size)
+        l1_way = "--method working-set with the column layout ('streamcd columns DATASET' makes it)"
+        way = l1_way if problem.l1.any() else "--method dual"
+        return SolverMemory(
+            RowLayout(0, 0, has_targets=problem.has_targets, centred=problem.free_bias),
+            matrices + 16 * vectors + (sums * n_parts if n_parts > 1 else 0) + of_model + blocks,
+            message=sums,
+            advice=f"give a larger --memory, or take {way}, which needs no matrix",
+        )
 
     def _new_sums(self) -> Sums:
         n_lanes, size = self.problem.n_lanes, self._size
@@ -76,7 +100,7 @@ class NewtonSolver(Solver):
         return Sums(*(np.zeros((n_lanes, *shape)) for shape in shapes))
 
     def _sums_of(self, state: State) -> Sums:
-        return Sums(*(state.matrices.get(name, state.totals) for name in Sums._fields))
+        return Sums(*(getattr(state, name) for name in Sums._fields))
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no rows, before windows are allocated."""
@@ -97,11 +121,11 @@ class NewtonSolver(Solver):
 
     def begin_read(self, state: State) -> None:
         """Clear the sums; lanes that train again after their end are moved first."""
-        lanes, begun = state.phase(TRAIN, CERTIFY), state.lanes["begun"]
-        self._move_lanes(state, state.phase(TRAIN))
+        lanes, begun = state.lanes_in(TRAIN, CERTIFY), state.begun
+        self._move_lanes(state, state.lanes_in(TRAIN))
         for array in self._sums_of(state):
             array[lanes] = 0.0
-        state.matrices["step"][state.phase(CERTIFY)] = 0.0
+        state.step[state.lanes_in(CERTIFY)] = 0.0
         begun[lanes] = True
 
     def add_window(self, window: Window, state: State, order: np.ndarray) -> None:
@@ -109,13 +133,13 @@ class NewtonSolver(Solver):
 
         `order` is room for the rows' offsets.
         """
-        rows, order, lanes = rows_of(window), all_rows(window, order), state.phase(TRAIN, CERTIFY)
-        problem, kept, size = self.problem, state.lanes, self._size
-        step = state.matrices["step"]
-        searches = kept["searches"] & step.any(axis=1)
-        point = Point(_by_lane(state.w), step, kept["line_share"], searches, np.isnan(kept["start_norm"]))
-        sums, n_parts = self._sums_of(state), newton_parts(problem)
-        while len(self._scratch) < PARTS:
+        rows, order, lanes = rows_of(window), all_rows(window, order), state.lanes_in(TRAIN, CERTIFY)
+        problem, size = self.problem, self._size
+        step = state.step
+        searches = state.searches & step.any(axis=1)
+        point = Point(_by_lane(state.w), step, state.line_share, searches, np.isnan(state.start_norm))
+        sums, n_parts = self._sums_of(state), _count_parts(problem)
+        while len(self._scratch) < _PARTS:
             block = kernels.BLOCK
             self._scratch.append(Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size))))
             self._parts += [self._new_sums()] if n_parts > 1 else []
@@ -123,8 +147,8 @@ class NewtonSolver(Solver):
             whole = np.array([0, size])
             each = list(zip(np.array_split(order, n_parts), [whole] * n_parts, self._parts, strict=True))
         else:  # tiles of about the same area, each with all rows of the data
-            ends = np.rint(size * np.sqrt(np.arange(PARTS + 1) / PARTS)).astype(np.int64)
-            each = [(order, ends[k : k + 2].copy(), sums) for k in range(PARTS)]
+            ends = np.rint(size * np.sqrt(np.arange(_PARTS + 1) / _PARTS)).astype(np.int64)
+            each = [(order, ends[k : k + 2].copy(), sums) for k in range(_PARTS)]
         self.threads.run(
             [
                 partial(kernels.newton_visit, some, rows, problem.costs, lanes, point, tile, of_part, scratch)
@@ -141,12 +165,12 @@ class NewtonSolver(Solver):
 
     def to_send(self, state: State) -> np.ndarray:
         """Return the weights of the read, and the steps that led there, as columns."""
-        return np.hstack([state.w, state.matrices["step"].T])
+        return np.hstack([state.w, state.step.T])
 
     def begin_part(self, state: State, sent: np.ndarray) -> None:
         """Take what `to_send` returned, on a worker, and clear all sums."""
         n = state.w.shape[1]
-        state.w[:], state.matrices["step"][:] = sent[:, :n], sent[:, n:].T
+        state.w[:], state.step[:] = sent[:, :n], sent[:, n:].T
         for array in self._sums_of(state):
             array[:] = 0.0
 
@@ -163,9 +187,9 @@ class NewtonSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first read has summed, and move w of lanes that go on to where the next is made."""
-        norm = state.lanes["start_norm"]
-        norm[:] = np.where(np.isnan(norm) & state.lanes["begun"], self._start_norm(state), norm)
-        self._move_lanes(state, trained[state.lanes["phase"][trained] == TRAIN])
+        norm = state.start_norm
+        norm[:] = np.where(np.isnan(norm) & state.begun, self._start_norm(state), norm)
+        self._move_lanes(state, trained[state.phase[trained] == TRAIN])
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane by dual variables made of the read's; see `protocol.certificate`."""
@@ -193,7 +217,7 @@ class NewtonSolver(Solver):
         They are the a_i times r of their side: 1, but for a bias that is not penalised, which asks for Σ s_i a_i = 0, so
         the heavier side is scaled down. L1 alone asks for ``|v_j| <= l1``, so both are; `error` bounds that of v.
         """
-        sides, line = state.matrices["v"], state.matrices["line"]
+        sides, line = state.v, state.line
         shares = np.ones((self.problem.n_lanes, 2))
         if self.problem.free_bias:
             sizes = np.abs(sides[:, :, -1])
@@ -207,59 +231,61 @@ class NewtonSolver(Solver):
 
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
-        norm = slope_norms(self.problem, _by_lane(state.w), state.matrices["v"].sum(axis=1))
-        return relative_violation(self.problem, self._class_counts, state, norm, self._start_norm(state))
+        norm = slope_norms(self.problem, _by_lane(state.w), state.v.sum(axis=1))
+        return relative_violation(
+            self.problem, self.dataset.class_counts, state, norm, self._start_norm(state)
+        )
 
     def _start_norm(self, state: State) -> np.ndarray:
-        start = state.matrices["start"]
+        start = state.start
         return slope_norms(self.problem, np.zeros_like(start), start)
 
     # -- steps
 
     def _move_lanes(self, state: State, lanes: np.ndarray) -> None:
         """Move those of some lanes whose sums are of their w."""
-        begun = state.lanes["begun"]
+        begun = state.begun
         for lane in lanes[begun[lanes]].tolist():
             self._move(state, lane)
             begun[lane] = False
 
     def _move(self, state: State, lane: int) -> None:
         """Move w of a lane to where the next read is made: along the last step, if it was too long, or by a new one."""
-        kept, step = state.lanes, state.matrices["step"][lane]
+        step = state.step[lane]
         objectives = self._objectives(state, lane)
         here, best = objectives[AT_POINT], int(np.argmin(objectives))
         left, whole = here - objectives[best], objectives[0] - objectives[best]
-        if step.any() and left > max((1.0 - _ENOUGH) * whole, self._n_rows * UNIT * here):
+        if step.any() and left > max((1.0 - _ENOUGH) * whole, self.dataset.n_rows * UNIT * here):
             length = LENGTHS[best] if best else _TOO_LONG
             state.w[:, lane] += (length - 1.0) * step
             step *= length
-            kept["searches"][lane], kept["line_share"][lane] = True, 1.0
-            kept["estimate"][lane], kept["estimated_primal"][lane] = left, here
+            state.searches[lane], state.line_share[lane] = True, 1.0
+            state.estimate[lane], state.estimated_primal[lane] = left, here
             return
-        kept["base_primal"][lane] = here
-        kept["line_share"][lane] = max(_LINE_FALL * kept["line_share"][lane], _LEAST_LINE)
-        kept["searches"][lane] = not kept["gap"][lane] <= _CLOSE * here if "gap" in kept else True
+        state.base_primal[lane] = here
+        state.line_share[lane] = max(_LINE_FALL * state.line_share[lane], _LEAST_LINE)
+        state.searches[lane] = not state.gap[lane] <= _CLOSE * here  # nan before the first
         # Newton's decrement estimates the gap of early weights, which their dual variables do not bound
-        kept["estimate"][lane], kept["estimated_primal"][lane] = self._solve(state, lane, step), here
+        state.estimate[lane], state.estimated_primal[lane] = self._solve(state, lane, step), here
         if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
             step *= 2.0
         state.w[:, lane] += step
 
     def _objectives(self, state: State, lane: int) -> np.ndarray:
         """Return the objective at all lengths of the step; infinite where it was not evaluated."""
-        losses, step = state.matrices["line"][lane, : LENGTHS.size], state.matrices["step"][lane]
+        losses, step = state.line[lane, : LENGTHS.size], state.step[lane]
         at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
         own, l1 = at[:, : self._n_penalised], self.problem.l1[lane]
         penalties = 0.5 * self.problem.l2 * np.einsum("ij,ij->i", own, own) + l1 * np.abs(own).sum(axis=1)
         objectives = penalties + losses
-        if not (state.lanes["searches"][lane] and step.any()):
+        if not (state.searches[lane] and step.any()):
             objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
-            objectives[0] = state.lanes["base_primal"][lane] if step.any() else np.inf
+            objectives[0] = state.base_primal[lane] if step.any() else np.inf
         return np.asarray(objectives)
 
     def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
         """Set `step` to that which minimises the quadratic model; returns by how much. Uses up the Hessian."""
-        hessian, v = state.matrices["hessian"][lane], state.matrices["v"][lane].sum(axis=0)
+        hessian, v = state.hessian[lane], state.v[lane].sum(axis=0)
         w, n, penalty = state.w[:, lane].copy(), self._n_penalised, Penalty.of_lane(self.problem, lane)
         model = MatrixModel(hessian, v)
         if penalty.l1:
@@ -276,3 +302,8 @@ class NewtonSolver(Solver):
 def _by_lane(w: np.ndarray) -> np.ndarray:
     """Return weights as kernels of this method have them, (lanes, D)."""
     return np.ascontiguousarray(w.T)
+
+
+def _count_parts(problem: Problem) -> int:
+    """Count the sums of the Hessians that are made at a time; with one, the parts are rows of the Hessians."""
+    return _PARTS if problem.n_lanes * (problem.n_features + 1) ** 2 * _PARTS <= _MOST_IN_PARTS else 1

@@ -9,9 +9,9 @@ neighbours; if it gains more, its omega is kept. Trials begin at passes 5, 50, 5
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
+
+from .protocol import Array, State
 
 CANDIDATE = 1.5
 """Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
@@ -29,33 +29,40 @@ def young(rho: float) -> float:
 # Trials, for each lane
 
 
-def new_lane_arrays(n_lanes: int, omega: float | str) -> dict[str, np.ndarray]:
-    """Return the per-lane arrays of over-relaxation: the omega of the next pass, and the state of its trials.
+ARRAYS = (
+    Array("omega", "over-relaxation of the next pass"),
+    Array("kept_omega", "omega outside of trials"),
+    Array("trial_begin", "pass at which the current or next trial begins; 0 if omega is fixed", int),
+    Array(
+        "trial_dual", "dual objective at the four ends of a trial's blocks", initial=np.nan, axes=("lanes", 4)
+    ),
+)
+"""State of over-relaxation."""
 
-    ``kept_omega`` is the omega outside of trials; ``trial_begin`` is the pass at which the current or next trial begins, 0
-    if omega is fixed; ``trial_dual`` is the dual objective at the four ends of the blocks.
-    """
+
+def begin(state: State, omega: float | str) -> None:
+    """Set omega of a new state: a number, or "auto" for trials."""
     number = 1.0 if omega == "auto" else float(omega)
-    return {
-        "omega": np.full(n_lanes, number),
-        "kept_omega": np.full(n_lanes, number),
-        "trial_begin": np.full(n_lanes, _BEGIN if omega == "auto" else 0, dtype=np.int64),
-        "trial_dual": np.full((n_lanes, 4), np.nan),
-    }
+    state.omega[:] = number
+    state.kept_omega[:] = number
+    state.trial_begin[:] = _BEGIN if omega == "auto" else 0
 
 
-def update_omega(lanes: Mapping[str, np.ndarray], w: np.ndarray, trained: np.ndarray) -> None:
-    """Set the omega of the next pass, for lanes whose omega is chosen by trial; changes `lanes` in place."""
-    for lane in trained[lanes["trial_begin"][trained] > 0]:
-        begin, kept = int(lanes["trial_begin"][lane]), float(lanes["kept_omega"][lane])
-        block, rest = divmod(int(lanes["passes"][lane]) - begin, max(_BEGIN, begin // 5))
+def update_omega(state: State, w: np.ndarray, trained: np.ndarray) -> None:
+    """Set the omega of the next pass, for lanes whose omega is chosen by trial; `w` has the penalised weights."""
+    for lane in trained[state.trial_begin[trained] > 0].tolist():
+        first = int(state.trial_begin[lane])
+        block, rest = divmod(int(state.passes[lane]) - first, max(_BEGIN, first // 5))
         if block < 0 or rest:
             continue
-        dual, other = lanes["trial_dual"][lane], CANDIDATE if kept == 1.0 else 1.0
-        dual[block] = lanes["dual_sum"][lane] - 0.5 * float(np.einsum("i,i->", w[:, lane], w[:, lane]))
-        lanes["omega"][lane] = other if block == 1 else kept
+        omega = float(state.kept_omega[lane])
+        other = CANDIDATE if omega == 1.0 else 1.0
+        dual = state.trial_dual[lane]
+        dual[block] = state.dual_sum[lane] - 0.5 * float(np.einsum("i,i->", w[:, lane], w[:, lane]))
+        state.omega[lane] = other if block == 1 else omega
         if block == 3:
             gains = np.maximum(np.diff(dual), 0.0)
             if gains[1] > np.sqrt(gains[0] * gains[2]):
-                lanes["kept_omega"][lane] = lanes["omega"][lane] = other
-            lanes["trial_begin"][lane] = 10 * begin
+                state.omega[lane] = other
+                state.kept_omega[lane] = other
+            state.trial_begin[lane] = 10 * first

@@ -31,22 +31,30 @@ from ..kernels import primitives
 from ..kernels import weights as weight_kernels
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, ColumnData, Columns, Scores
 from ..kernels.primitives import Total
-from ..stream.arenas import ColumnArena, Window, class_codes, empty_window
-from .memory import kind_dtype, primal_memory
+from ..stream.arenas import (
+    RESIDENT_WINDOW_ENTRIES,
+    ColumnArena,
+    ColumnLayout,
+    Window,
+    class_codes,
+    empty_window,
+)
+from ..stream.memory_plan import SolverMemory
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    START_NORM,
     TRAIN,
+    Array,
     Estimates,
     Solver,
     Start,
     State,
     all_rows,
     certificate,
-    new_lanes,
-    new_totals,
     relative_violation,
 )
+from .registry import SolverOptions
 
 _MAX_FACTOR = 1.0  # of extrapolation: with 2 it took up to 2.5 times the passes, and rounding errors of scores would grow
 _BIAS = -1  # stands for the bias in an order of columns
@@ -54,6 +62,21 @@ _BIAS_WINDOW = 2**32 - 2  # in place of the window in the random key that choose
 
 RowConstants = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Kind, weight and target of rows, see `Scores`."""
+
+ARRAYS = (
+    Array("score", "w·x of every row", axes=("rows", "lanes")),
+    Array("fresh", "scores summed up anew, in a read at fixed w", axes=("rows", "lanes"), temporary=True),
+    START_NORM,
+)
+"""State of `PrimalSolver`."""
+
+EXTRAPOLATION_ARRAYS = (
+    Array("previous", "w where the pass before the last ended", axes=("features", "vectors")),
+    Array("previous_score", "scores there", axes=("rows", "lanes")),
+    Array("extrapolation", "beta, factor on the last movement"),
+    Array("objective", "where the last pass ended", initial=np.inf),
+)
+"""State of extrapolation."""
 
 
 class PrimalSolver(Solver):
@@ -65,15 +88,28 @@ class PrimalSolver(Solver):
 
     warm_start: Start = "w and scores"
 
-    def __init__(
-        self, problem: Problem, dataset: Dataset, seed: int, *, with_replacement: bool, extrapolates: bool
-    ) -> None:
-        self.problem, self._dataset, self._seed = problem, dataset, seed
-        self._with_replacement, self._extrapolates = with_replacement, extrapolates
-        self.memory = primal_memory(
-            problem, dataset, with_replacement=with_replacement, extrapolates=extrapolates
-        )
-        self.layout = self.memory.layout
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._with_replacement = options.method == "online"
+        self._extrapolates = options.acceleration != "none"
+        self.arrays = (*ARRAYS, *(EXTRAPOLATION_ARRAYS if self._extrapolates else ()))
+
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count two arrays of the size of w, and as many scores of every row and lane; with extrapolation three.
+
+        Where the scores take most, the dual method is named: its dual variables are on disk.
+        """
+        # with all columns in one window, independent draws are exactly Algorithm 3
+        window = max(dataset.n_entries, 1) if options.method == "online" else RESIDENT_WINDOW_ENTRIES
+        points = 3 if options.acceleration != "none" else 2
+        layout = ColumnLayout(window, centred=problem.free_bias)
+        weights = points * 8 * (problem.n_features + 1) * problem.n_lanes + signed_costs_bytes(problem)
+        rows = dataset.n_rows * (points * 8 * problem.n_lanes + constant_bytes(problem, dataset))
+        if rows <= weights:
+            return SolverMemory(layout, weights, rows)
+        advice = "give a larger --memory, or take --method dual, which keeps no scores of rows in memory"
+        return SolverMemory(layout, weights, rows, advice=advice)
 
     @cached_property
     def _costs(self) -> ColumnCosts:
@@ -83,33 +119,18 @@ class PrimalSolver(Solver):
 
     @cached_property
     def _constants(self) -> RowConstants:
-        return read_constants(self._dataset, self.problem, self._seed)
-
-    def new_state(self) -> State:
-        """Return the state before the first read: w and the scores are 0."""
-        return self._new_state(self.problem.n_features + 1, self._dataset.n_rows)
-
-    def _new_state(self, size: int, n_rows: int) -> State:
-        n_lanes = self.problem.n_lanes
-        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        state = State(np.zeros((size, n_lanes)), new_totals(n_lanes), lanes)
-        state.rows["score"] = np.zeros((n_rows, n_lanes))
-        if self._extrapolates:  # from where the pass before the last ended
-            state.matrices["previous"] = np.zeros(state.w.shape)
-            state.rows["previous"] = np.zeros((n_rows, n_lanes))
-            state.lanes |= {"extrapolation": np.zeros(n_lanes), "objective": np.full(n_lanes, np.inf)}
-        return state
+        return read_constants(self.dataset, self.problem, self.options.seed)
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by passes over no columns of no rows, before windows are allocated."""
         nothing, window = copy(self), empty_window(self.layout.new_arena(self.layout.open(dataset), 2, 0))
         lanes, order = np.arange(1), np.zeros(1, dtype=np.int64)
         nothing._constants = new_constants(dataset, self.problem, 0)
-        state = nothing._new_state(1, 0)
+        state = state.resized(features=1, rows=0)
         window.arena.feature[:] = 0
         long = replace(window, sweep=lambda: iter([0]))
         for phase in (CERTIFY, TRAIN):
-            state.lanes["phase"][:] = phase
+            state.phase[:] = phase
             nothing.visit(window, state, order, np.uint64(0))
             nothing._visit_long(long, nothing._data(window, state), state, lanes, certifies=phase == CERTIFY)
             nothing.certificate(state)
@@ -117,17 +138,17 @@ class PrimalSolver(Solver):
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
-        certifying, training = state.phase(CERTIFY), state.phase(TRAIN)
+        certifying, training = state.lanes_in(CERTIFY), state.lanes_in(TRAIN)
         if certifying.size:
             if window.number == 0:
-                state.rows["fresh"] = np.zeros_like(state.rows["score"])
+                state.make("fresh")
                 set_pulls(self._scores(state), self._costs, certifying)
             self._visit_columns(window, state, self._columns(window, order), certifying, certifies=True)
         if training.size:
             if self._extrapolates and window.number == 0:
-                factor = state.lanes["extrapolation"]
-                weight_kernels.extrapolate(state.w, state.matrices["previous"], training, factor)
-                weight_kernels.extrapolate(state.rows["score"], state.rows["previous"], training, factor)
+                factor = state.extrapolation
+                weight_kernels.extrapolate(state.w, state.previous, training, factor)
+                weight_kernels.extrapolate(state.score, state.previous_score, training, factor)
             columns = self._columns(window, order)
             if self._with_replacement:
                 primitives.draw(columns.copy(), key, columns)
@@ -138,7 +159,7 @@ class PrimalSolver(Solver):
     def _columns(self, window: Window, order: np.ndarray) -> np.ndarray:
         """Write the offsets of a window's columns, and of the bias in one window per read, to the front of `order`."""
         chosen = all_rows(window, order)
-        bias_window = int(random_key(self._seed, window.read, _BIAS_WINDOW)) % window.count
+        bias_window = int(random_key(self.options.seed, window.read, _BIAS_WINDOW)) % window.count
         if self.problem.bias and window.number == bias_window:
             order[chosen.size] = _BIAS
             return order[: chosen.size + 1]
@@ -149,7 +170,7 @@ class PrimalSolver(Solver):
     ) -> None:
         """Visit columns in order; one too long for memory, which has a window of its own, in segments."""
         data, w = self._data(window, state), state.w.reshape(-1)
-        begins = np.isnan(state.lanes["start_norm"])
+        begins = np.isnan(state.start_norm)
         for some in [order] if window.sweep is None else order[:, None]:
             if window.sweep is not None and some[0] != _BIAS:
                 self._visit_long(window, data, state, lanes, certifies=certifies)
@@ -172,7 +193,7 @@ class PrimalSolver(Solver):
             primal_kernels.add_gap_terms(w, v, lanes, state.totals)
             return
         sums, steps = np.zeros((w.size, 4)), np.zeros(w.size)
-        begins = np.isnan(state.lanes["start_norm"])
+        begins = np.isnan(state.start_norm)
         for size in sweep():
             primal_kernels.segment_slopes(size, data, begins, lanes, sums)
         primal_kernels.choose_steps(sums, w, self._costs.loss, lanes, state.totals, steps)
@@ -185,8 +206,8 @@ class PrimalSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""
-        state.rows.pop("fresh", None)  # which keeps checkpoints small
-        norm = state.lanes["start_norm"]
+        state.drop("fresh")  # which keeps checkpoints small
+        norm = state.start_norm
         begun = trained[np.isnan(norm[trained])]
         norm[begun] = np.sqrt(state.totals[begun, Total.DUAL])
 
@@ -196,40 +217,42 @@ class PrimalSolver(Solver):
         Training goes on with these.
         """
         sums = np.zeros((self.problem.n_lanes, N_SUMS))
-        primal_kernels.add_row_terms(self._scores(state), self._costs, state.phase(CERTIFY), sums)
+        primal_kernels.add_row_terms(self._scores(state), self._costs, state.lanes_in(CERTIFY), sums)
         primal = self.problem.penalty(state.w) + sums[:, LOSS_SUM]
         gap = state.totals[:, Total.GAP] + sums[:, PHI]
-        n_terms = float(max(self._dataset.n_rows, self.problem.n_features + 1)) + 100.0
+        n_terms = float(max(self.dataset.n_rows, self.problem.n_features + 1)) + 100.0
         return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
         norm, start = np.sqrt(2.0 * state.totals[:, Total.GAP]), np.sqrt(state.totals[:, Total.DUAL])
-        return relative_violation(self.problem, self._dataset.class_counts, state, norm, start)
+        return relative_violation(self.problem, self.dataset.class_counts, state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.
 
         With acceleration the next pass begins at the extrapolation that is found on the way.
         """
-        sums, penalised, kept = np.zeros((self.problem.n_lanes, 3)), self.problem.penalised, state.lanes
+        sums = np.zeros((self.problem.n_lanes, 3))
+        penalised = self.problem.penalised
         if self._extrapolates:
-            points = state.w[penalised], state.matrices["previous"][penalised]
+            points = state.w[penalised], state.previous[penalised]
             weight_kernels.add_line_products(*points, trained, sums)
         else:
             sums[:, 0] = self.problem.penalty(state.w)
-        previous = state.rows.get("previous", state.rows["score"][:0]).reshape(-1)
+        previous = (state.previous_score if self._extrapolates else state.score[:0]).reshape(-1)
         primal_kernels.add_line_terms(self._scores(state), previous, self._costs, trained, sums)
         primal, slope, curve = sums.T
         if self._extrapolates:
-            falls = (curve > 0.0) & (primal <= kept["objective"])  # else the last extrapolation was too long
+            falls = (curve > 0.0) & (primal <= state.objective)  # else the last extrapolation was too long
             factor = np.divide(-slope, curve, out=np.zeros_like(slope), where=falls)
-            kept["extrapolation"][trained] = np.clip(factor, 0.0, _MAX_FACTOR)[trained]
-            kept["objective"][trained] = primal[trained]
-        return Estimates(state.totals[:, Total.GAP], primal, self._violation(state))
+            state.extrapolation[trained] = np.clip(factor, 0.0, _MAX_FACTOR)[trained]
+            state.objective[trained] = primal[trained]
+        gap = state.totals[:, Total.GAP]
+        return Estimates(gap, primal, self._violation(state), np.zeros(gap.size))
 
     def _scores(self, state: State) -> Scores:
-        score = state.rows["score"]
-        fresh = state.rows.get("fresh", score[:0])
+        score = state.score
+        fresh = getattr(state, "fresh", score[:0])
         return Scores(score.reshape(-1), fresh.reshape(-1), *self._constants)
 
     def _data(self, window: Window, state: State) -> ColumnData:
@@ -289,3 +312,19 @@ def signed_costs(problem: Problem) -> np.ndarray:
         kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
         costs = (costs[:, None, :] * kept).reshape(-1, problem.n_lanes)
     return np.ascontiguousarray(costs)
+
+
+def signed_costs_bytes(problem: Problem) -> int:
+    """Count the bytes of signed costs, and of temporary tables for them and for the smaller side of a row."""
+    return 3 * max(problem.n_folds, 1) * problem.full_table_bytes
+
+
+def kind_dtype(n_classes: int, n_cells: int) -> np.dtype:
+    """Choose the integer type of ``class * cells + cell``."""
+    return np.dtype(np.uint16 if n_classes * max(n_cells, 1) <= 1 << 16 else np.uint32)
+
+
+def constant_bytes(problem: Problem, dataset: Dataset) -> int:
+    """Compute the bytes of a row's kind, weight and target."""
+    kind = kind_dtype(problem.n_kinds, problem.n_folds)
+    return kind.itemsize + 8 * dataset.weighted + 8 * problem.has_targets

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Problem:
-    """All lanes of a run; k classes."""
+    """All lanes of a run; k classes. Made by `make_problem`."""
 
     loss: str  # a key of `loss_table.LOSSES`
     classes: np.ndarray  # (k,) float64; none where rows have targets
@@ -72,51 +71,56 @@ class Problem:
     slack: str = "hinge"  # loss of rows that a twin plane keeps at a distance, a key of `loss_table.SLACKS`
     parameter: float = 0.0  # of the loss, if it has one
 
-    @property
-    def n_lanes(self) -> int:
-        return len(self.lanes)
+    # computed from these
+    n_lanes: int = field(init=False)
+    n_kinds: int = field(init=False)  # number of classes; 1 where rows have targets
+    has_targets: bool = field(init=False)  # rows have numbers to predict, rather than classes
+    form: str = field(init=False)  # of the loss
+    row_loss: Loss = field(init=False)  # as kernels take it
+    lane_vectors: int = field(
+        init=False
+    )  # weight vectors of a lane: one, or one per class for losses of all classes
+    n_vectors: int = field(init=False)  # of all lanes
+    block_lanes: int = field(init=False)  # lanes of one classifier, with one C and fold
+    scale: float = field(init=False)  # factor from the lanes' objectives to the user's
+    penalised: slice = field(init=False)  # rows of w that are in the penalty
+    l1: np.ndarray = field(init=False)  # (lanes,) float64: λ
+    costs: Costs = field(init=False)  # as kernels take it
+    full_table_bytes: int = field(init=False)  # of a float64 table of classes and lanes; 0 if it is small
+    table_bytes: int = field(
+        init=False
+    )  # of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`
 
-    @property
-    def has_targets(self) -> bool:
-        """Check if rows have numbers to predict, rather than classes."""
-        return LOSSES[self.loss].has_targets
-
-    @property
-    def n_kinds(self) -> int:
-        """Number of classes; 1 where rows have targets."""
-        return int(self.sign.shape[0])
-
-    @cached_property
-    def l1(self) -> np.ndarray:
-        """λ of every lane, (lanes,) float64."""
-        return np.array([lane.l1 for lane in self.lanes])
-
-    @cached_property
-    def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which fold a lane leaves out, and the rows of each: `lane_fold` and `left_out` of `kernels.primitives.Costs`."""
-        cells = np.zeros((self.n_folds + 1, 256), np.bool_)
-        cells[np.arange(self.n_folds), np.arange(self.n_folds)] = True
-        return self.lane_fold, cells
-
-    @cached_property
-    def costs(self) -> Costs:
-        """The problem as an argument of kernels."""
-        return Costs(self.row_loss, self.bias, self.sign, self.cost, *self.left_out)
+    def __post_init__(self) -> None:
+        entry, n_lanes = LOSSES[self.loss], len(self.lanes)
+        of_classes = entry.form == CLASSES
+        width = int(self.classes.size) if of_classes else 1
+        loss = row_loss(self.loss, self.slack, self.parameter)
+        left_out = np.zeros((self.n_folds + 1, 256), np.bool_)
+        np.fill_diagonal(left_out[: self.n_folds], True)
+        is_large = self.sign.size > _MAX_TABLE
+        tables = [table for table in (self.sign, self.cost) if is_large and table.flags.c_contiguous]
+        vars(self).update(
+            n_lanes=n_lanes,
+            n_kinds=int(self.sign.shape[0]),
+            has_targets=entry.has_targets,
+            form=entry.form,
+            row_loss=loss,
+            lane_vectors=width,
+            n_vectors=n_lanes * width,
+            block_lanes=1 if of_classes else int(self.code.shape[1]),
+            scale=self.ridge if entry.form == PLANES else self.strength,
+            penalised=slice(-1 if self.free_bias else None),
+            l1=np.array([lane.l1 for lane in self.lanes]),
+            costs=Costs(loss, self.bias, self.sign, self.cost, self.lane_fold, left_out),
+            full_table_bytes=8 * self.sign.size if is_large else 0,
+            table_bytes=sum(table.nbytes for table in tables),
+        )
 
     def columns(self, lanes: np.ndarray) -> np.ndarray:
         """Return the weight vectors of some lanes, ascending."""
         width = self.lane_vectors
         return (lanes[:, None] * width + np.arange(width)).reshape(-1)
-
-    @property
-    def lane_vectors(self) -> int:
-        """Weight vectors of a lane: one, or one per class for Crammer–Singer."""
-        return int(self.classes.size) if self.form == CLASSES else 1
-
-    @property
-    def block_lanes(self) -> int:
-        """Number of lanes of one classifier, with one C and fold."""
-        return 1 if self.form == CLASSES else int(self.code.shape[1])
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
         chosen = np.asarray(lanes, dtype=np.int64)
@@ -132,7 +136,7 @@ class Problem:
         """Return C_i of rows in every lane, (rows, lanes); 0 where a lane leaves a row out; `code` holds their classes."""
         cost = self.cost[code] * weight[:, None]
         if self.n_folds:
-            cost[self.left_out[1][self.lane_fold, fold[:, None]]] = 0.0
+            cost[self.costs.left_out[self.lane_fold, fold[:, None]]] = 0.0
         return cost
 
     def row_labels(self, code: np.ndarray, target: np.ndarray | None) -> np.ndarray:
@@ -141,26 +145,6 @@ class Problem:
             assert target is not None
             return np.repeat(target[:, None], self.n_lanes, axis=1)
         return np.asarray(self.sign[code])
-
-    @property
-    def form(self) -> str:
-        """Form of the loss."""
-        return LOSSES[self.loss].form
-
-    @property
-    def row_loss(self) -> Loss:
-        """The loss as kernels take it."""
-        return row_loss(self.loss, self.slack, self.parameter)
-
-    @property
-    def scale(self) -> float:
-        """Factor from the lanes' objectives to the user's."""
-        return self.ridge if self.form == PLANES else self.strength
-
-    @property
-    def penalised(self) -> slice:
-        """Rows of w that are in the penalty."""
-        return slice(-1 if self.free_bias else None)
 
     def penalty(self, w: np.ndarray) -> np.ndarray:
         """Compute g of every vector, see `kernels.penalties`."""
@@ -198,17 +182,6 @@ class Problem:
             largest = cost.max(axis=1)
         factors: np.ndarray = largest / self.lanes[lanes[0]].C
         return factors
-
-    @property
-    def full_table_bytes(self) -> int:
-        """Bytes of a float64 table of classes and lanes; 0 if it is small."""
-        return self.sign.size * 8 if self.sign.size > _MAX_TABLE else 0
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`."""
-        large = self.sign.size > _MAX_TABLE
-        return sum(table.nbytes for table in (self.sign, self.cost) if large and table.flags.c_contiguous)
 
 
 def _take_lanes(table: np.ndarray, lanes: np.ndarray) -> np.ndarray:

@@ -1,15 +1,15 @@
 """Protocol of solvers: state, visit of a window, end of a read.
 
-A solver never loops over windows, prints, stops or saves: `training.loop.Loop` does. Its state is a set of named arrays,
+A solver never loops over windows, prints, stops or saves: `training.loop.Loop` does. Its state is a set of declared arrays,
 complete after every window. A new solver is a kernel, a class that implements `Solver`, and rows of `loss_table.SOLVERS`.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,14 @@ from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
 from ..kernels.primitives import N_TOTALS, UNIT, Total
-from ..stream.arenas import RowArena, Window
+from ..stream.arenas import RowArena, Window, aligned_zeros
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
+from .registry import SolverOptions
+
+LANES_TOGETHER = 4
+"""Largest number of lanes worked on at a time that have an order of the window's rows, or matrices, of their own. It does
+not depend on the number of threads, and so neither do the windows."""
 
 START, TRAIN, CERTIFY, DONE = range(4)
 """Phases of a lane in a read: summing ``w(alpha)`` of its initial alpha, training, certification at fixed w, done."""
@@ -30,79 +35,170 @@ Start = Literal["alpha", "alpha and w", "w", "w and scores"]
 at fixed w that computes the scores of rows."""
 
 
-@dataclass
+class Array(NamedTuple):
+    """Declaration of an array of the state: an attribute of `State`, and an array of a checkpoint, of this name."""
+
+    name: str
+    meaning: str
+    dtype: type = float
+    initial: Any = 0  # a number, or those along the last axis
+    axes: tuple[str | int, ...] = ("lanes",)  # sizes: names of `State.sizes`, or numbers
+    temporary: bool = False  # made in a read (`State.make`) and dropped at its end
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return its shape by the sizes of axes."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+    def zeros(self, sizes: Mapping[str, int]) -> np.ndarray:
+        """Make the array, with its initial values; zeros take no memory until they are written to."""
+        shape, dtype = self.shape(sizes), np.dtype(self.dtype)
+        if self.axes[:1] == ("features",):
+            return aligned_zeros(math.prod(shape), dtype).reshape(shape)
+        array = np.zeros(shape, dtype)
+        if np.any(self.initial):
+            array[:] = self.initial
+        return array
+
+
 class State:
-    """Complete state of a run, except for the rows' dual variables."""
+    """Complete state of a run, except for the rows' dual variables: the arrays that were declared, by their names.
 
-    w: np.ndarray  # (n_features + 1, vectors) float64: weights; the last row is the bias's
-    totals: np.ndarray  # (lanes, N_TOTALS) float64: sums of the unfinished read (see kernels.primitives)
-    lanes: dict[str, np.ndarray] = field(default_factory=dict)  # (lanes,): phase, thresholds, sums, …
-    rows: dict[str, np.ndarray] = field(default_factory=dict)  # kept per row by a solver over columns
-    read: int = 0  # of the next window to visit
-    window: int = 0
-    matrices: dict[str, np.ndarray] = field(default_factory=dict)  # other arrays of a solver
+    They are changed in place.
+    """
 
-    def phase(self, *phases: int) -> np.ndarray:
+    declared: dict[str, Array]
+    sizes: dict[str, int]  # of axes: lanes, vectors, features (with the bias, the last), rows
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> np.ndarray: ...
+
+    def __init__(self, declared: Iterable[Array], sizes: Mapping[str, int]) -> None:
+        self.__dict__["sizes"] = dict(sizes)
+        self.__dict__["declared"] = {array.name: array for array in declared}
+        for array in self.declared.values():
+            if not array.temporary:
+                self.make(array.name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if value is not self.__dict__.get(name):  # as it is after `state.name += …`
+            raise AttributeError(f"{name}: a state has declared arrays alone, which are changed in place")
+
+    def make(self, name: str) -> None:
+        """Make an array, with its initial values."""
+        self.__dict__[name] = self.declared[name].zeros(self.sizes)
+
+    def drop(self, name: str) -> None:
+        """Drop a temporary array, if it is there."""
+        self.__dict__.pop(name, None)
+
+    def resized(self, **sizes: int) -> State:
+        """Return a new state of other sizes, with the arrays of these lanes."""
+        state = State(self.declared.values(), self.sizes | sizes)
+        state.set_lanes(self.lanes)
+        return state
+
+    @property
+    def read(self) -> int:
+        """Number of the next window's read."""
+        return int(self.position[0])
+
+    @property
+    def window(self) -> int:
+        """Number of the next window in its read."""
+        return int(self.position[1])
+
+    @property
+    def lanes(self) -> dict[str, np.ndarray]:
+        """Arrays of the shape (lanes,) by name, for what takes them by name."""
+        return {
+            name: self.__dict__[name] for name, array in self.declared.items() if array.axes == ("lanes",)
+        }
+
+    def set_lanes(self, lanes: Mapping[str, np.ndarray]) -> None:
+        """Copy the arrays of the shape (lanes,) from another state's."""
+        for name, array in self.lanes.items():
+            array[:] = lanes[name]
+
+    def lanes_in(self, *phases: int) -> np.ndarray:
         """Return the lanes in one of these phases, int64."""
-        return np.flatnonzero(np.isin(self.lanes["phase"], phases))
+        return np.flatnonzero(np.isin(self.phase, phases))
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the complete state as named arrays."""
-        arrays = {"w": self.w, "totals": self.totals, "position": np.array([self.read, self.window])}
-        arrays |= {f"row_{name}": array for name, array in self.rows.items()}
-        arrays |= {f"matrix_{name}": array for name, array in self.matrices.items()}
-        return arrays | {f"lane_{name}": array for name, array in self.lanes.items()}
+    # -- checkpoints
+
+    @property
+    def most_bytes(self) -> int:
+        """Largest size of all arrays."""
+        return sum(
+            math.prod(array.shape(self.sizes)) * np.dtype(array.dtype).itemsize
+            for array in self.declared.values()
+        )
 
     def stored_arrays(self, rank: np.ndarray) -> dict[str, Any]:
-        """Return `to_arrays` as a checkpoint needs them: those over features, which stand by `rank`, in the source's order.
+        """Return the arrays for a checkpoint: those over features, which stand by `rank`, in the source's order.
 
-        Before the first window they are without weights that are zeros.
+        Before the first window it has no tables of zeros.
         """
-        arrays, begun = self.to_arrays(), bool(self.read or self.window)
+        arrays = {name: self.__dict__[name] for name in self.declared if name in self.__dict__}
         return {
-            name: SourceRows(array, rank) if self._is_over_features(name, array) else array
+            name: SourceRows(array, rank) if self.declared[name].axes[:1] == ("features",) else array
             for name, array in arrays.items()
-            if begun or not _is_of_weights(name) or array.any()
+            if self.position.any() or array.ndim < 2 or array.any()
         }
 
     def load_arrays(self, arrays: dict[str, np.ndarray], rank: np.ndarray) -> None:
-        """Load a state that `stored_arrays` returned; raises `KeyError` or `ValueError` where it is of another shape.
+        """Load what `stored_arrays` returned, and drop it array by array: there may not be memory for two of each.
 
-        Arrays of lanes, rows and matrices are kept, not copied, and those over features dropped one after another, once
-        they are copied: there may not be memory for two of each.
+        Arrays over features are copied, others are taken as they are. Raises `ValueError` where one is missing, is not
+        declared, or has another shape or type.
         """
-        own = self.to_arrays()
-        if not arrays["position"].any():
-            arrays |= {name: own[name] for name in own.keys() - arrays.keys() if _is_of_weights(name)}
-        for name, array in own.items():
-            if arrays[name].shape != array.shape:
-                raise ValueError(f"{name} has shape {arrays[name].shape}")
-        for name, array in own.items():
-            if self._is_over_features(name, array):
-                stored, rows = arrays.pop(name), SourceRows(array, rank)
-                for block in rows.blocks():
-                    rows[block] = stored[block]
-            elif name.startswith("matrix_"):
-                self.matrices[name.removeprefix("matrix_")] = arrays[name]
-        self.totals[:] = arrays["totals"]
-        self.read, self.window = (int(number) for number in arrays["position"])
-        self.lanes = {name: arrays[f"lane_{name}"] for name in self.lanes}
-        # also those that are kept while lanes are certified
-        self.rows = {name.removeprefix("row_"): arrays[name] for name in arrays if name.startswith("row_")}
-
-    def _is_over_features(self, name: str, array: np.ndarray) -> bool:
-        return _is_of_weights(name) and array.shape == self.w.shape
+        begun = bool(arrays["position"].any())
+        for name, expected in self.declared.items():
+            if name not in arrays:
+                if not expected.temporary and (begun or len(expected.axes) < 2):
+                    raise ValueError(f"{name} is missing")
+                continue
+            array = arrays.pop(name)
+            if array.shape != expected.shape(self.sizes) or array.dtype != expected.dtype:
+                raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
+            if expected.axes[:1] != ("features",):
+                self.__dict__[name] = array
+                continue
+            rows = SourceRows(self.__dict__[name], rank)
+            for block in rows.blocks():
+                rows[block] = array[block]
+        if arrays:
+            raise ValueError(f"{min(arrays)} is not of this training")
 
 
-def _is_of_weights(name: str) -> bool:
-    return name == "w" or name.startswith("matrix_")
+NO_ROWS = np.zeros(N_TOTALS)
+NO_ROWS[Total.VIOLATION_MAX] = -np.inf
+NO_ROWS[Total.VIOLATION_MIN] = np.inf
+
+ARRAYS = (
+    Array("position", "read and window that are visited next", int, axes=(2,)),
+    Array("w", "weights; the last row is the bias's", axes=("features", "vectors")),
+    Array(
+        "totals",
+        "sums of the unfinished read (`kernels.primitives.Total`)",
+        initial=NO_ROWS,
+        axes=("lanes", N_TOTALS),
+    ),
+    Array("phase", "`protocol.START` and others", int, TRAIN),
+    Array("high", "projected gradient above which a row at a bound is left out", initial=np.inf),
+    Array("low", "projected gradient below which one is", initial=-np.inf),
+    Array("restore", "rows left out return in this read", bool),
+    Array("dual_sum", "the rows' terms of the dual objective"),
+)
+"""State of every solver."""
+
+START_NORM = Array("start_norm", "‖∇f(0)‖, which the first read sums up; nan before", initial=np.nan)
+"""State of solvers that report `relative_violation`."""
 
 
 def new_totals(n_lanes: int) -> np.ndarray:
     """Return the sums over no rows."""
-    totals = np.zeros((n_lanes, N_TOTALS))
-    totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN] = -np.inf, np.inf
-    return totals
+    return np.tile(NO_ROWS, (n_lanes, 1))
 
 
 def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
@@ -110,41 +206,45 @@ def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
     largest = np.maximum(totals[:, Total.VIOLATION_MAX], part[:, Total.VIOLATION_MAX])
     smallest = np.minimum(totals[:, Total.VIOLATION_MIN], part[:, Total.VIOLATION_MIN])
     totals += part
-    totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN] = largest, smallest
-
-
-def new_lanes(n_lanes: int, phase: int) -> dict[str, np.ndarray]:
-    """Return the per-lane arrays of every solver: phase, shrinking thresholds, sum of the dual's terms."""
-    return {
-        "phase": np.full(n_lanes, phase, dtype=np.int64),
-        "high": np.full(n_lanes, np.inf),
-        "low": np.full(n_lanes, -np.inf),
-        "restore": np.zeros(n_lanes, dtype=bool),
-        "dual_sum": np.zeros(n_lanes),
-    }
+    totals[:, Total.VIOLATION_MAX] = largest
+    totals[:, Total.VIOLATION_MIN] = smallest
 
 
 class Estimates(NamedTuple):
     """Estimates of every lane after a pass, from the sums over the rows that it visited."""
 
-    estimate: np.ndarray  # of the gap; with acceleration it includes ``distance``, at the end of the pass
-    estimated_primal: np.ndarray
-    seen_violation: np.ndarray  # LIBLINEAR's measure
+    gap: np.ndarray  # including `at_end`
+    primal: np.ndarray
+    violation: np.ndarray  # LIBLINEAR's measure
+    at_end: np.ndarray  # the part of the gap that is measured at the end of the pass
 
 
 class Solver(ABC):
     """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 
-    problem: Problem  # lanes to solve
-    memory: SolverMemory  # bytes that the solver takes
-    layout: Any  # `memory_plan.Layout` of the data, with the sizes of the state per row
     warm_start: Start
+    arrays: tuple[Array, ...] = ()  # of its state, beside `ARRAYS`
     tol = 0.0  # the relative gap that is wanted; 0 where another rule stops the training
     threads = Threads()  # that share the work of a visit; results do not depend on their number
 
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        self.problem = problem
+        self.dataset = dataset
+        self.options = options
+        self.memory = self.memory_of(problem, dataset, options)
+        self.layout: Any = self.memory.layout  # of the data, with the sizes of the state per row
+
+    @staticmethod
     @abstractmethod
-    def new_state(self) -> State:
-        """Return the state before the first read."""
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Compute the bytes that the solver takes, and the layout, without making it."""
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
+        """Return the state before the first read, with the arrays of a training loop."""
+        problem = self.problem
+        sizes = {"lanes": problem.n_lanes, "vectors": problem.n_vectors}
+        sizes |= {"features": problem.n_features + 1, "rows": self.dataset.n_rows}
+        return State((*ARRAYS, *self.arrays, *loop), sizes)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:  # noqa: B027
         """Set the dual variables of rows that were never visited, if there are any."""
@@ -202,12 +302,12 @@ def relative_violation(
 
     `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
     """
-    kept, side = state.lanes["start_norm"], np.ones(problem.n_lanes)
+    side = np.ones(problem.n_lanes)
     if not problem.has_targets:
         assert class_counts is not None
         plus, minus = (class_counts @ (sign * problem.sign > 0) for sign in (1, -1))
         side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
-    scale = np.where(np.isnan(kept), start, kept) * side
+    scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
     return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
 

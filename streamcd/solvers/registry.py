@@ -5,16 +5,34 @@ Importing this module imports no solver.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import UsageError
-from ..kernels.loss_table import CLASSES, PLANES, SOLVERS, SolverEntry, methods_for
+from ..kernels.loss_table import PLANES, SOLVERS, SolverEntry, methods_for
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
     from ..stream.memory_plan import Plan, SolverMemory
     from .problem import Problem
     from .protocol import Solver
+
+
+_FREE_BIAS = {
+    "dual.DualSolver": "free_bias.FreeBiasSolver",
+    "classes.ClassSolver": "classes.FreeBiasClassSolver",
+}
+"""Solvers that have others for a bias that is not penalised."""
+
+
+class SolverOptions(NamedTuple):
+    """What a solver is made with, beside problem and data."""
+
+    method: str
+    seed: int = 0
+    omega: float | str = 1.0  # over-relaxation, or "auto"
+    acceleration: float | str = "none"  # kappa, "auto" or "none"
+    plan: Plan | None = None
 
 
 def find_solver(loss: str, method: str) -> SolverEntry:
@@ -56,61 +74,27 @@ def make_solver(
     plan: Plan | None = None,
 ) -> Solver:
     """Make the solver of a problem; raises `UsageError` if the method does not train it."""
-    entry = check_combination(problem, method)
-    if method == "newton":
-        from .newton import NewtonSolver
-
-        return NewtonSolver(problem, dataset)
-    if method == "working-set":
-        from .working_set import WorkingSetSolver
-
-        return WorkingSetSolver(problem, dataset, seed, plan)
-    if entry.layout == "columns":
-        from .primal import PrimalSolver
-
-        options = {"with_replacement": method == "online", "extrapolates": acceleration != "none"}
-        return PrimalSolver(problem, dataset, seed, **options)
-    if method == "sor":
-        from .twin_sor import TwinSorSolver
-
-        return TwinSorSolver(problem, omega)
-    point = None
-    if is_proximal(problem, acceleration):
-        from .acceleration import Acceleration
-
-        # with kappa 0 it moves the centre of a free bias alone
-        point = Acceleration(problem, 0.0 if acceleration == "none" else acceleration, dataset)
-    if problem.form == CLASSES:
-        from .classes import ClassSolver, FreeBiasClassSolver
-
-        return (FreeBiasClassSolver if problem.free_bias else ClassSolver)(problem, point)
-    from .dual import DualSolver
-    from .free_bias import FreeBiasSolver
-
-    return (FreeBiasSolver if problem.free_bias else DualSolver)(problem, omega, point)
-
-
-def is_proximal(problem: Problem, acceleration: float | str) -> bool:
-    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
-    return acceleration != "none" or problem.free_bias
+    return _solver_type(problem, method)(
+        problem, dataset, SolverOptions(method, seed, omega, acceleration, plan)
+    )
 
 
 def solver_memory(
     problem: Problem, method: str, dataset: Dataset, *, acceleration: float | str = "none"
 ) -> SolverMemory:
     """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
-    from . import memory
+    options = SolverOptions(method, acceleration=acceleration)
+    return _solver_type(problem, method).memory_of(problem, dataset, options)
 
+
+def _solver_type(problem: Problem, method: str) -> type[Solver]:
     entry = check_combination(problem, method)
-    if method == "working-set":
-        return memory.working_set_memory(problem, dataset)
-    if entry.layout == "columns":
-        extrapolates, with_replacement = acceleration != "none", method == "online"
-        return memory.primal_memory(
-            problem, dataset, with_replacement=with_replacement, extrapolates=extrapolates
-        )
-    if method == "newton":
-        return memory.newton_memory(problem, dataset)
-    if method == "sor":
-        return memory.twin_sor_memory(problem)
-    return memory.dual_memory(problem, accelerated=is_proximal(problem, acceleration))
+    name = _FREE_BIAS.get(entry.solver, entry.solver) if problem.free_bias else entry.solver
+    module, _, name = name.partition(".")
+    solver: type[Solver] = getattr(import_module(f".{module}", __package__), name)
+    return solver
+
+
+def is_proximal(problem: Problem, acceleration: float | str) -> bool:
+    """Tell whether a solver over rows moves the centres of a proximal point: by acceleration, or of a free bias."""
+    return acceleration != "none" or problem.free_bias

@@ -14,7 +14,7 @@ their part from pass to pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -30,18 +30,18 @@ _ENTRIES_PER_WEIGHT = 10  # in a round, for which w and its copies are swept ove
 _OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
 
 
-def see_harm(lanes: Mapping[str, np.ndarray], gap: np.ndarray, trained: np.ndarray) -> None:
+def see_harm(state: State, gap: np.ndarray, trained: np.ndarray) -> None:
     """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
 
     The estimate of the gap rose then, to `gap`, and w moved back on its way, in long steps.
     """
-    harmed = trained[((gap > lanes["estimate"]) & (lanes["cosine"] < _OPPOSITE))[trained]]
-    lanes["passes_in_one"][harmed] = 2 * lanes["passes"][harmed]
+    harmed = trained[((gap > state.estimate) & (state.cosine < _OPPOSITE))[trained]]
+    state.passes_in_one[harmed] = 2 * state.passes[harmed]
 
 
 def count_rounds(n_entries: float, n_windows: int, state: State, threads: Threads) -> int:
     """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm."""
-    if state.lanes["passes"][0] < state.lanes["passes_in_one"][0]:
+    if state.passes[0] < state.passes_in_one[0]:
         return 0
     n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _ROUNDS)
     pays = n_rounds * n_windows >= _ROUNDS and threads.parts(int(n_entries) // n_rounds) > 1

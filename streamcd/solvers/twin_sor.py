@@ -11,91 +11,118 @@ from functools import partial
 import numpy as np
 
 from ..core.errors import UsageError
+from ..dataset.dataset import Dataset
+from ..kernels import dual as dual_kernels
 from ..kernels import twin as twin_kernels
 from ..kernels.primitives import Total
-from ..stream.arenas import Window
+from ..stream.arenas import RowLayout, Window
+from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
-from .dual import RowSolver, rows_of, shuffled_active_rows
-from .memory import twin_sor_memory
+from .dual import new_scratch
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Start, State, all_rows
+from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
+from .registry import SolverOptions
+from .row_solver import RowSolver, rows_of, shuffled_active_rows
+
+ARRAYS = (
+    Array("seen_phase", "phase in the last read", int, START),
+    # zeros that are not written to take no memory, and a resumed run replaces them
+    Array(
+        "inverse", "H, summed up by the first read, then its inverse", axes=("lanes", "features", "features")
+    ),
+    Array("pulled", "Bᵀa, summed up by a read at fixed w", axes=("features", "lanes")),
+    Array("w_alpha", "w(alpha), summed up by one", axes=("features", "lanes")),
+)
+"""State of `TwinSorSolver`."""
 
 
 class TwinSorSolver(RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
-    The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and visits change only
-    the dual variables of the other classes' rows. This is the problem that `DualSolver` solves for twin planes, with the
-    variables of the plane's own rows eliminated: it converges well with a small ridge too, where that one does not.
+    Problem: the one above, by one a_i after another, omega times the step to its best value. It is what `DualSolver` solves
+    for twin planes, with the variables of the plane's own rows eliminated, and converges well with a small ridge too, where
+    that one does not. The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and
+    visits change only the dual variables of the other classes' rows. Source: Mangasarian & Musicant, IEEE Trans. Neural
+    Networks 10 (1999).
     """
 
     warm_start: Start = "alpha"
     always_sums = True  # the own rows' variables are made by a read at fixed w
 
-    def __init__(self, problem: Problem, omega: float | str) -> None:
-        super().__init__(problem, twin_sor_memory(problem))
-        self.omega = omega
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options._replace(acceleration="none"))
+        self.arrays += (*ARRAYS, *over_relaxation.ARRAYS)
 
-    def new_state(self) -> State:
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count three vectors and a matrix of features × features for every plane, and copies of one."""
+        n_lanes, size = problem.n_lanes, problem.n_features + 1
+        return SolverMemory(
+            RowLayout(n_lanes, n_lanes),
+            8 * size * (n_lanes * (size + 3) + 2 * size),
+            advice="give a larger --memory, or take --method dual, which needs no matrix",
+        )
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read, which sums up the matrices."""
-        state, n_lanes, size = super().new_state(), self.problem.n_lanes, self.problem.n_features + 1
-        state.lanes |= over_relaxation.new_lane_arrays(n_lanes, self.omega)
-        state.lanes["phase"][:] = START
-        state.lanes["seen_phase"] = np.full(n_lanes, START, dtype=np.int64)
-        # untouched zeros take no memory, and resuming replaces them
-        state.matrices["inverse"] = np.zeros((n_lanes, size, size))
-        state.matrices["pulled"], state.matrices["w_alpha"] = np.zeros((2, size, n_lanes))
+        state = super().new_state(loop)
+        over_relaxation.begin(state, self.options.omega)
+        state.phase[:] = START
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
-        state.lanes["seen_phase"][:] = state.lanes["phase"]
+        state.seen_phase[:] = state.phase
         super().visit(window, state, order, key)
-        starting = state.phase(START)
+        starting = state.lanes_in(START)
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
 
     def v(self, state: State) -> np.ndarray:
         """Return w(alpha), of which the own rows' variables are those of a certificate."""
-        return state.matrices["w_alpha"]
+        return state.w_alpha
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
-        seen, pulled = state.lanes["seen_phase"], state.matrices["pulled"]
+        seen, pulled = state.seen_phase, state.pulled
         for lane in np.flatnonzero(seen == START):
-            self._invert(state.matrices["inverse"][lane])
-        goes_on = np.isin(seen, (START, CERTIFY)) & (state.lanes["phase"] == TRAIN)
+            self._invert(state.inverse[lane])
+        goes_on = np.isin(seen, (START, CERTIFY)) & (state.phase == TRAIN)
         for lane in np.flatnonzero(goes_on):
             # not the certificate's w(alpha), in which a rounding error of w is multiplied by H
-            w = state.w[:, lane] = state.matrices["inverse"][lane] @ pulled[:, lane]
+            w = state.w[:, lane] = state.inverse[lane] @ pulled[:, lane]
             if seen[lane] == START:
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
-                state.lanes["dual_sum"][lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
+                state.dual_sum[lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
         pulled[:] = 0.0
-        over_relaxation.update_omega(state.lanes, state.w, trained)
+        over_relaxation.update_omega(state, state.w, trained)
         super().end_read(state, trained)
 
-    def certify(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        """Sum the terms of a window's rows, with the variables of the plane's own that are best at this w."""
-        twin_kernels.set_own_alpha(order, *self.arguments(window, state), lanes)
-        super().certify(window, state, order, lanes)
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Sum the terms of rows, with the variables of the plane's own that are best at this w."""
+        rows = (order, *self.arguments(window, state))
+        twin_kernels.set_own_alpha(*rows, lanes)
+        dual_kernels.dual_certify(*rows, totals, new_scratch(state, lanes))
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum the rows of the other classes alone, too; see `RowSolver.sum_alpha`."""
-        super().sum_alpha(window, state, order, lanes, v)
+        rows = self.arguments(window, state)
+        dual_kernels.add_alpha_rows(order, *rows, new_scratch(state, lanes), v.reshape(-1))
         for lane in lanes.tolist():
             others = order[self.problem.sign[window.arena.code[order], lane] > 0.0]
-            super().sum_alpha(window, state, others, np.array([lane]), state.matrices["pulled"])
+            scratch = new_scratch(state, np.array([lane]))
+            dual_kernels.add_alpha_rows(others, *rows, scratch, state.pulled.reshape(-1))
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows, inverse = (order, rows_of(window), self.problem.costs, lanes), state.matrices["inverse"]
+        visit = partial(twin_kernels.gram_visit, order, rows_of(window), self.problem.costs, lanes)
         n_parts = self.threads.count
-        self.threads.run(
-            [partial(twin_kernels.gram_visit, *rows, (part, n_parts), inverse) for part in range(n_parts)]
-        )
-        state.totals[lanes, Total.VIOLATION_MAX] = state.totals[lanes, Total.VIOLATION_MIN] = 0.0
+        self.threads.run([partial(visit, (part, n_parts), state.inverse) for part in range(n_parts)])
+        state.totals[lanes, Total.VIOLATION_MAX] = 0.0
+        state.totals[lanes, Total.VIOLATION_MIN] = 0.0
 
     def _invert(self, matrix: np.ndarray) -> None:
         """Replace a Gram matrix G by ``(I + G)⁻¹``, in place."""
@@ -116,9 +143,10 @@ class TwinSorSolver(RowSolver):
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """See `RowSolver`."""
-        before, chosen = self.problem.penalty(state.w), shuffled_active_rows(window, lanes, order, key)
+        before = self.problem.penalty(state.w)
+        chosen = shuffled_active_rows(window, lanes, order, key)
         rows = (chosen, *self.arguments(window, state), self.steering(state))
         room = np.empty(self.problem.n_features + 1)
-        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.matrices["inverse"], room)
+        twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.inverse, room)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already
         state.totals[lanes, Total.DUAL] += (self.problem.penalty(state.w) - before)[lanes]

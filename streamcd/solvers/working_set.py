@@ -23,27 +23,38 @@ from ..kernels import primal as primal_kernels
 from ..kernels import working_set as kernels
 from ..kernels.primal import LOSS_SUM, N_SUMS, PHI, ColumnCosts, Scores
 from ..kernels.primitives import Total
-from ..stream.arenas import Window
-from ..stream.memory_plan import Plan
+from ..stream.arenas import ColumnLayout, Window
+from ..stream.memory_plan import SolverMemory
 from .held_columns import HeldColumns
-from .held_solution import HeldSolution
-from .memory import LANES_TOGETHER, working_set_memory
-from .primal import RowConstants, columns_of, new_constants, read_constants, set_pulls, signed_costs
+from .held_solution import NARROW, HeldSolution
+from .primal import (
+    RowConstants,
+    columns_of,
+    constant_bytes,
+    new_constants,
+    read_constants,
+    set_pulls,
+    signed_costs,
+    signed_costs_bytes,
+)
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    LANES_TOGETHER,
+    START_NORM,
     TRAIN,
+    Array,
     Solver,
     Start,
     State,
     all_rows,
     certificate,
     deviation,
-    new_lanes,
     new_totals,
     relative_violation,
 )
 from .quadratic_model import Penalty, slope_norms
+from .registry import SolverOptions
 
 _SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
@@ -53,6 +64,12 @@ _OF_WANTED = 0.3
 """Part of the gap that is wanted, to which all columns are solved where they are held: a read sums up anew, and rounds."""
 
 _STEPS_WITHIN, _STEPS_BETWEEN = 8, 100  # of a solution at most: within a read, between two
+
+ARRAYS = (
+    Array("score", "w·x of every row", axes=("lanes", "rows")),
+    START_NORM,
+)
+"""State of `WorkingSetSolver`: w and the scores of the last read's beginning, as a resumed run visits its windows again."""
 
 
 @dataclass
@@ -73,18 +90,39 @@ class WorkingSetSolver(Solver):
 
     warm_start: Start = "w"
 
-    def __init__(self, problem: Problem, dataset: Dataset, seed: int, plan: Plan | None) -> None:
-        self.problem, self._dataset, self._seed = problem, dataset, seed
-        self.memory, self._plan = working_set_memory(problem, dataset), plan
-        self.layout = self.memory.layout
-        self._is_resident = plan is None or plan.resident
+    arrays = ARRAYS
+
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self._plan = options.plan
+        self._is_resident = options.plan is None or options.plan.resident
         self._read: Read | None = None
         self._held: HeldColumns | None = None  # if not all columns are resident
         self._resident: tuple[Any, list[np.ndarray]] = None, []  # else the arena, and its columns' offsets
 
+    @staticmethod
+    def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
+        """Count the scores of every row and lane, and the sums of every feature and lane.
+
+        A row has its score, that of moved weights, that summed up anew and a dual variable in every lane, and five numbers
+        in lanes that are solved for at a time; a feature has its weight twice and its sum in every lane, and a norm. A held
+        column has its start, feature and nearness, and in those lanes the vectors of a working set.
+        """
+        together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
+        narrow = min(NARROW + 1, size)
+        matrices = 24 * (narrow + newton_kernels.BLOCK) * narrow * together
+        row_bytes = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
+        return SolverMemory(
+            ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
+            size * (24 * problem.n_lanes + 8) + matrices + signed_costs_bytes(problem),
+            dataset.n_rows * row_bytes,
+            advice="give a larger --memory: this method keeps numbers of every row in memory",
+            held_bytes=72 + 104 * together,
+        )
+
     @cached_property
     def _constants(self) -> RowConstants:
-        return read_constants(self._dataset, self.problem, self._seed)
+        return read_constants(self.dataset, self.problem, self.options.seed)
 
     @cached_property
     def _costs(self) -> list[ColumnCosts]:
@@ -95,14 +133,6 @@ class WorkingSetSolver(Solver):
             )
             for lane in signed.T
         ]
-
-    def new_state(self) -> State:
-        """Return the state before the first read: w and the scores are 0."""
-        n_lanes = self.problem.n_lanes
-        lanes = new_lanes(n_lanes, TRAIN) | {"start_norm": np.full(n_lanes, np.nan)}
-        state = State(np.zeros((self.problem.n_features + 1, n_lanes)), new_totals(n_lanes), lanes)
-        state.rows["score"] = np.zeros((n_lanes, self._dataset.n_rows))
-        return state
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
@@ -122,7 +152,7 @@ class WorkingSetSolver(Solver):
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Sum up a window's columns, and hold those that are near."""
-        lanes = state.phase(TRAIN, CERTIFY)
+        lanes = state.lanes_in(TRAIN, CERTIFY)
         if window.number == 0:
             self._begin_read(window, state, lanes)
         if window.sweep is not None:
@@ -181,7 +211,7 @@ class WorkingSetSolver(Solver):
 
     def _begin_read(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Set sums to those over no columns but the bias."""
-        problem, n_rows, n_lanes = self.problem, self._dataset.n_rows, self.problem.n_lanes
+        problem, n_rows, n_lanes = self.problem, self.dataset.n_rows, self.problem.n_lanes
         if self._read is None:
             size, moving = problem.n_features + 1, 0 if self._is_resident else n_rows
             (pull, fresh), (moved, v) = np.zeros((2, n_lanes, n_rows)), np.zeros((2, n_lanes, size))
@@ -201,7 +231,7 @@ class WorkingSetSolver(Solver):
         def begin(lane: int) -> None:
             read.moved[lane], read.v[lane] = state.w[:, lane], 0.0
             read.fresh[lane] = state.w[-1, lane] * problem.bias
-            read.pull[lane] = state.rows["score"][lane]
+            read.pull[lane] = state.score[lane]
             if read.score.size:
                 read.score[lane] = read.pull[lane]
             scores = Scores(read.pull[lane], read.fresh[lane], *self._constants)
@@ -220,7 +250,7 @@ class WorkingSetSolver(Solver):
 
     def _solve_within(self, state: State) -> Callable[[], None] | None:
         """Return how held columns are solved for before a read's end; None in the first, whose scores may not be w's."""
-        lanes = state.phase(TRAIN)
+        lanes = state.lanes_in(TRAIN)
         if not (lanes.size and state.read):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
@@ -251,11 +281,11 @@ class WorkingSetSolver(Solver):
 
         with np.errstate(all="ignore"):  # the loop says what is wrong
             self.threads.run([partial(certify, lane) for lane in range(problem.n_lanes)])
-        counts = self._dataset.class_counts
+        counts = self.dataset.class_counts
         violation = relative_violation(
             problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
         )
-        proof = certificate(primal, gap, violation, float(max(self._dataset.n_rows, n)) + 100.0)
+        proof = certificate(primal, gap, violation, float(max(self.dataset.n_rows, n)) + 100.0)
         state.totals[:, Total.GAP], state.totals[:, Total.LOSS] = proof["gap"], primal
         return proof
 
@@ -264,14 +294,14 @@ class WorkingSetSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Solve for the held columns, lane by lane."""
-        read, norm = self._sums, state.lanes["start_norm"]
+        read, norm = self._sums, state.start_norm
         if np.isnan(norm).any():  # the first read: all its scores were 0
             norm[:] = self._slope_norms(np.zeros_like(state.w))
-        lanes = trained[state.lanes["phase"][trained] == TRAIN]
-        state.rows["score"][:] = read.fresh
+        lanes = trained[state.phase[trained] == TRAIN]
+        state.score[:] = read.fresh
         if read.n_solved:
-            state.rows["score"][lanes] = read.score[lanes]
-        self._solve(state, lanes, state.rows["score"], _STEPS_BETWEEN)
+            state.score[lanes] = read.score[lanes]
+        self._solve(state, lanes, state.score, _STEPS_BETWEEN)
         state.w[:, lanes] = read.moved[lanes].T
 
     def _solve(self, state: State, lanes: np.ndarray, score: np.ndarray, most_steps: int) -> None:
@@ -285,12 +315,12 @@ class WorkingSetSolver(Solver):
         def solve(lane: int) -> None:
             scores = Scores(score[lane], read.fresh[lane], *self._constants)
             held = Penalty.of_lane(self.problem, lane), columns, offsets, read.moved[lane], read.norm
-            key = self._seed, state.read, lane, read.n_solved
+            key = self.options.seed, state.read, lane, read.n_solved
             solution = HeldSolution(scores, self._costs[lane], *held, key)
             if self._held:
                 solution.solve(_SOLVED, 0.0, most_steps)
             else:
-                wanted = _OF_WANTED * self.tol * abs(float(state.lanes["primal"][lane]))
+                wanted = _OF_WANTED * self.tol * abs(float(state.primal[lane]))
                 solution.solve(_RESIDENT_SOLVED, wanted, most_steps)
 
         calls = [partial(solve, int(lane)) for lane in lanes]

@@ -20,18 +20,18 @@ from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SOURCE_ORDER
 from ..kernels.compile import load_together
-from ..solvers.acceleration import TOLD, recalls_after
+from ..solvers.acceleration import TOLD, restores_rows_after
 from ..solvers.problem import Problem
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
+from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array, Solver
 from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.stream import Stream
+from . import stopping
 from .checkpoint import AnyRun, Run
 from .result import Outcome
 from .stopping import (
     BY_TIME,
     StopRule,
-    new_lane_arrays,
     relative,
     reopen,
     update_lane_phases,
@@ -47,6 +47,14 @@ start took a third of a short training."""
 
 _CHECKPOINT_RATE = 20_000_000
 """Bytes of a state for each of these seconds, of which writing takes a twentieth at 400 MB/s."""
+
+
+ARRAYS = (
+    *stopping.ARRAYS,
+    Array("seconds", "of training, without loading kernels", axes=()),
+    Array("bytes_read", "from the files of the dataset and of the dual variables", int, axes=()),
+)
+"""State of a loop, and of its rules."""
 
 
 @dataclass(frozen=True)
@@ -100,42 +108,46 @@ class TrainingLoop(ABC):
     passes_are_local = False
     """Violations are seen at other weights than those of the state, and count when the latter are certified."""
 
+    arrays = ARRAYS
+
     def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
         self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
-        self.seconds_before, self.bytes_before = 0.0, 0
         self.kernel_seconds = 0.0
         layout = task.solver.layout
         self.rank = task.dataset.feature_rank if layout.ranked else SOURCE_ORDER
-        self.state = task.solver.new_state()
-        self.state.lanes.update(new_lane_arrays(task.problem.n_lanes))
+        self.state = task.solver.new_state(self.arrays)
+        self.seconds_before = 0.0
+        self.bytes_before = 0
         self.slots = directory.open_slots(task.dataset, layout.state_bytes)
 
     @np.errstate(all="ignore")  # numbers that are not finite are told after every read
     def run(self) -> Outcome:
         """Train until every lane is done."""
-        lanes, ended = self.state.lanes, self.state.lanes["reason"].copy()
+        state = self.state
+        ended = state.reason.copy()
         if self.state.window == 0:
             reopen(self.state, self.task.rule)
         try:
             if self._has_open_lanes():
                 self._stop_if_requested()
                 self._train()
-            elif (lanes["reason"] != ended).any():
+            elif (state.reason != ended).any():
                 self._checkpoint()  # ended anew, by a looser rule: the state is the one record of a run's end
+            outcome = state.lanes
         except _TimeIsUp:
             # only in the outcome: the state on disk does not depend on time
-            reason = np.where(lanes["phase"] == DONE, lanes["reason"], BY_TIME)
-            lanes = {**lanes, "reason": reason}
+            reason = np.where(state.phase == DONE, state.reason, BY_TIME)
+            outcome = {**state.lanes, "reason": reason}
         finally:
             self._close()
-        w = self.state.w[:-1]  # counted in blocks: numpy copies them
+        w = state.w[:-1]  # counted in blocks: numpy copies them
         counts: Any = sum(
             np.count_nonzero(rows, axis=0) for rows in np.array_split(w, 1 + w.size // (1 << 20))
         )
-        support = {"n_nonzero": counts.reshape(lanes["phase"].size, -1).sum(axis=1)}
-        return Outcome(lanes | support, self._seconds(), self._bytes_read(), self.kernel_seconds)
+        support = {"n_nonzero": counts.reshape(state.phase.size, -1).sum(axis=1)}
+        return Outcome(outcome | support, self._seconds(), self._bytes_read(), self.kernel_seconds)
 
     @abstractmethod
     def _train(self) -> None:
@@ -146,27 +158,27 @@ class TrainingLoop(ABC):
         """Close files and connections."""
 
     def _has_open_lanes(self) -> bool:
-        return bool(self.state.phase(START, TRAIN, CERTIFY).size)
+        return bool((self.state.phase != DONE).any())
 
     def _conclude_read(self, trained: np.ndarray, n_reads: int) -> None:
         """Decide what each lane does, from the totals of the read that ended, or of several, and move on to the next one."""
         state, task = self.state, self.task
-        state.lanes["restore"][:] = False
+        state.restore[:] = False
         update_lane_phases(
             state, task.rule, task.solver, str(task.dataset.path), at_fixed_w=self.passes_are_local
         )
         task.solver.end_read(state, trained)
-        state.totals[:] = new_totals(task.problem.n_lanes)
-        state.read, state.window = state.read + n_reads, 0
+        state.totals[:] = NO_ROWS
+        state.position[:] = state.read + n_reads, 0
         reopen(state, task.rule)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
+        self.state.seconds[...] = self._seconds() - self.kernel_seconds
+        self.state.bytes_read[...] = self._bytes_read()
         arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
-        arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
-        arrays["bytes_read"] = np.array(self._bytes_read())
         self.directory.write_state(
             arrays,
             self.slots.unsynced(),  # safety: durability::power_cut[train streamed]
@@ -175,10 +187,7 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        # in a read at fixed w with a w(alpha), or scores, summed up anew
-        own = [*self.state.to_arrays().values(), self.state.w, *self.state.rows.values()]
-        room = sum(array.nbytes for array in own) + self.task.dataset.n_chunks
-        arrays = self.directory.read_state(room)
+        arrays = self.directory.read_state(self.state.most_bytes + self.task.dataset.n_chunks)
         if arrays is None:
             # until its first checkpoint, resuming a run begins anew
             self.slots.allocate()
@@ -187,13 +196,13 @@ class TrainingLoop(ABC):
             return
         try:
             self.slots.restore(arrays.pop("slots"))
-            self.seconds_before = float(arrays.pop("seconds"))
-            self.bytes_before = int(arrays.pop("bytes_read"))
             self.state.load_arrays(arrays, self.rank)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
             ) from None
+        self.seconds_before = float(self.state.seconds)
+        self.bytes_before = int(self.state.bytes_read)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -322,14 +331,14 @@ class Loop(TrainingLoop):
         state, task, n_windows = self.state, self.task, stream.n_windows(self.state.read)
         spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
         begun, read_before, bytes_before = time.monotonic(), stream.read_seconds, self._bytes_read()
-        lanes, trained = state.lanes, state.phase(TRAIN)
+        trained = state.lanes_in(TRAIN)
         # rows that shrink in this read are expected to stay out of the next
-        goes_on = (lanes["passes"][trained] + 1 < task.rule.max_passes).any()
-        rows_stay = bool(goes_on) and not recalls_after(lanes, trained)
-        whole, back = bool(state.phase(START, CERTIFY).size), bool(lanes["restore"].any())
-        stream.begin_read(all_rows=whole, rows_return=back)
+        goes_on = (state.passes[trained] + 1 < task.rule.max_passes).any()
+        rows_stay = bool(goes_on) and not restores_rows_after(state, trained)
+        whole = state.lanes_in(START, CERTIFY).size > 0
+        stream.begin_read(all_rows=whole, rows_return=bool(state.restore.any()))
         n_passes, n_entries = int(trained.size > 0), task.dataset.n_entries
-        phase = f"{'' if n_passes else 'certify after '}pass {int(lanes['passes'].max()) + n_passes}"
+        phase = f"{'' if n_passes else 'certify after '}pass {int(state.passes.max()) + n_passes}"
         waiting = time.monotonic()
         # what a solver holds of the windows before, it gathers again in a resumed run
         for window in stream.windows(state.read, 0 if task.solver.memory.held_bytes else state.window):
@@ -338,7 +347,7 @@ class Loop(TrainingLoop):
             if window.number == state.window:
                 if rows_stay:
                     self._keep_active(stream, window, spent)
-                state.window += 1
+                state.position[1] += 1
                 self._report(phase, int(state.window / n_windows * n_entries), n_entries)
                 if state.window < n_windows:
                     self._pause()
@@ -362,7 +371,7 @@ class Loop(TrainingLoop):
     def _visit(self, window: Window, spent: dict[str, float]) -> None:
         """Visit a window, with the dual variables of its rows; resident ones stay in the arena until a checkpoint."""
         state, solver, arena, started = self.state, self.task.solver, window.arena, time.monotonic()
-        back, training = bool(state.lanes["restore"].any()), bool(state.phase(TRAIN).size)
+        back, training = bool(state.restore.any()), bool(state.lanes_in(TRAIN).size)
         chunks = list(window.chunk_ranges()) if solver.layout.state_bytes else []
 
         def load(chunk: int, start: int, stop: int) -> None:
@@ -396,8 +405,8 @@ class Loop(TrainingLoop):
 
     def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:
         """Copy the rows that are active in any lane that is not done, for the next reads."""
-        started, lanes = time.monotonic(), self.state.lanes
-        columns = np.repeat(lanes["phase"] != DONE, self.task.problem.lane_vectors)
+        started = time.monotonic()
+        columns = np.repeat(self.state.phase != DONE, self.task.problem.lane_vectors)
         if refusal := stream.keep_active(window, columns):
             self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
         spent["state"] += time.monotonic() - started

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.errors import DatasetError, UsageError
 from ..kernels.primitives import Total
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Estimates, Solver, State
+from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Array, Estimates, Solver, State
 
 _OUTSIDE = 2.0  # a certified gap this many times the estimate lies in shrunk rows
 _LEAST_CAUTION = 0.005  # with 0.05 a twin training took 44 certificates in place of 3
@@ -105,48 +105,57 @@ REASONS = (
 BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
 
 
-def _decide(lanes: Lanes, rule: StopRule, ended: np.ndarray) -> None:
+def _decide(state: State, rule: StopRule, ended: np.ndarray) -> None:
     """Set the lanes in `ended` done, for the reason that their last certificate gives, or open where it gives none."""
-    gap, passes = lanes["gap"], lanes["passes"] >= rule.max_passes
-    stays = lanes["stays"] & bool(rule.tol)
-    allowed = -np.inf if rule.tol is None else rule.tol * objective_size(lanes)
+    gap = state.gap
+    passes = state.passes >= rule.max_passes
+    stays = state.stays & bool(rule.tol)
+    allowed = -np.inf if rule.tol is None else rule.tol * objective_size(state.lanes)
     holds = np.array(
         [
             gap <= allowed,
-            _is_optimal(lanes, rule),
-            (gap - lanes["rounding"] <= allowed) & (stays | passes)
-            | stays & (lanes["idle_reads"] >= _MOST_IDLE),
+            _is_optimal(state, rule),
+            (gap - state.rounding <= allowed) & (stays | passes) | stays & (state.idle_reads >= _MOST_IDLE),
             passes,
         ]
     )
     reasons = np.where(holds.any(axis=0), holds.argmax(axis=0), UNFINISHED)[ended]
-    lanes["reason"][ended] = reasons
-    lanes["converged"][ended] = np.array([reason.converged for reason in REASONS])[reasons]
-    lanes["phase"][ended] = np.where(reasons == UNFINISHED, TRAIN, DONE)
+    state.reason[ended] = reasons
+    state.converged[ended] = np.array([reason.converged for reason in REASONS])[reasons]
+    state.phase[ended] = np.where(reasons == UNFINISHED, TRAIN, DONE)
 
 
-def _is_optimal(lanes: Lanes, rule: StopRule) -> np.ndarray:
+def _is_optimal(state: State, rule: StopRule) -> np.ndarray:
     eps = -1.0 if rule.eps is None else rule.eps
-    return lanes["whole"] & (lanes["seen_violation"] <= eps)
+    return state.whole & (state.seen_violation <= eps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Lanes
 
 
-def new_lane_arrays(n_lanes: int) -> Lanes:
-    """Make the per-lane arrays of the rules."""
-    numbers = (*CERTIFIED, "estimate", "estimated_primal", "seen_violation")
-    return {
-        **{name: np.full(n_lanes, np.nan) for name in numbers},
-        "at_zero": np.zeros(n_lanes),  # the objective with all weights 0, from the end of the first read on
-        **{name: np.zeros(n_lanes, dtype=np.int64) for name in ("passes", "n_active", "idle_reads")},
-        **{name: np.zeros(n_lanes, dtype=bool) for name in ("shrunk", "converged", "stays")},
-        "whole": np.ones(n_lanes, dtype=bool),  # the last pass visited all rows
-        "reason": np.full(n_lanes, UNFINISHED),
-        # share of the allowed gap that the estimate has to reach; smaller after a failure
-        "caution": np.ones(n_lanes),
-    }
+_SHOWN = "of the last certificate"
+ARRAYS = (
+    *(Array(name, _SHOWN, initial=np.nan) for name in CERTIFIED),
+    Array("estimate", "estimated gap after the last pass", initial=np.nan),
+    Array("estimated_primal", "estimated objective after it", initial=np.nan),
+    Array("seen_violation", "LIBLINEAR's measure over it", initial=np.nan),
+    Array("at_zero", "objective with all weights 0, from the end of the first read on"),
+    Array("passes", "training passes made", int),
+    Array("n_active", "rows active at the end of the last pass", int),
+    Array("idle_reads", "successive reads that trained and changed no objective", int),
+    Array("stays", "the last certificate's objective is that of the one before", bool),
+    Array("shrunk", "some rows were left out since all returned", bool),
+    Array("whole", "the last pass visited all rows", bool, True),
+    Array("converged", "the lane ended by a rule that asks for an optimum", bool),
+    Array("reason", "why the lane ended, an index of `stopping.REASONS`", int, UNFINISHED),
+    Array(
+        "caution",
+        "share of the allowed gap that an estimate has to reach; smaller after a failure",
+        initial=1.0,
+    ),
+)
+"""State of the stopping rules."""
 
 
 def update_lane_phases(
@@ -158,28 +167,28 @@ def update_lane_phases(
     `data`, if sums or certificates are not finite.
     """
     _refuse_infinite(state, data)
-    lanes, trained, certified = state.lanes, state.phase(TRAIN), state.phase(START, CERTIFY)
+    trained, certified = state.lanes_in(TRAIN), state.lanes_in(START, CERTIFY)
     if state.read == 0:
-        lanes["at_zero"][:] = state.totals[:, Total.AT_ZERO]
-    lanes["passes"][trained] += 1
-    lanes["n_active"][trained] = state.totals[trained, Total.N_ACTIVE].astype(np.int64)
-    lanes["dual_sum"][trained] += state.totals[trained, Total.DUAL]
+        state.at_zero[:] = state.totals[:, Total.AT_ZERO]
+    state.passes[trained] += 1
+    state.n_active[trained] = state.totals[trained, Total.N_ACTIVE].astype(np.int64)
+    state.dual_sum[trained] += state.totals[trained, Total.DUAL]
     estimates = solver.estimate(state, trained) if trained.size else None
-    reads_train = estimates is None and trained.size > 0  # the pass was made at fixed w
-    if estimates is None:
-        lanes["phase"][trained], certified = CERTIFY, np.union1d(trained, certified)
-    if certified.size:
-        _conclude_certificates(state, rule, solver, at_fixed_w or reads_train, reads_train)
-    if estimates is None:
-        for name, found in (("estimate", "gap"), ("estimated_primal", "primal")):
-            lanes[name][trained] = lanes[found][trained]
-    else:
+    if estimates is not None:
+        if certified.size:
+            _conclude_certificates(state, rule, solver, at_fixed_w, reads_train=False)
         _conclude_passes(state, rule, trained, estimates)
+    elif trained.size or certified.size:  # a pass is a read at fixed w
+        state.phase[trained] = CERTIFY
+        reads_train = trained.size > 0
+        _conclude_certificates(state, rule, solver, at_fixed_w or reads_train, reads_train=reads_train)
+        state.estimate[trained] = state.gap[trained]
+        state.estimated_primal[trained] = state.primal[trained]
     _refuse_infinite(state, data)
 
 
 def _refuse_infinite(state: State, data: str) -> None:
-    certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
+    certificates = np.array([state.primal, state.dual])  # nan before the first
     sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL, Total.AT_ZERO]]
     if not np.isfinite(sums).all() or np.isinf(certificates).any():  # safety: solvers::values_whose_squares
         raise DatasetError(
@@ -190,77 +199,85 @@ def _refuse_infinite(state: State, data: str) -> None:
 
 
 def _conclude_certificates(
-    state: State, rule: StopRule, solver: Solver, at_fixed_w: bool, reads_train: bool
+    state: State, rule: StopRule, solver: Solver, at_fixed_w: bool, *, reads_train: bool
 ) -> None:
-    lanes, starting, certified = state.lanes, state.phase(START), state.phase(CERTIFY)
+    """Adopt the certificates of lanes, and set those done whose gap is small enough.
+
+    After a failure the next certificate waits for an estimate that is smaller by as much as this one fell short of the gap::
+
+        caution ← √(caution · min(0.97 estimate / gap, 1)), at least 0.005
+
+    since accelerated passes gain so much that halving would cost a tenth to a fifth of them. An estimate above the gap was
+    right, and only the fall expected beside it did not come: that of a first pass, which has the losses of new rows. The
+    caution until then counts as much as the ratio, as the point where a pass ends may be worse than those around it.
+    """
+    starting, certified = state.lanes_in(START), state.lanes_in(CERTIFY)
     proof = solver.certificate(state)
     for some in (starting, certified):
-        lanes["dual_sum"][some] = state.totals[some, Total.DUAL]
-    lanes["phase"][starting] = TRAIN
-    change = np.abs(proof["primal"] - lanes["primal"])
-    lanes["stays"][certified] = (change <= _STAYS * np.abs(proof["primal"]))[certified]
-    lanes["idle_reads"][certified] = np.where(lanes["stays"] & reads_train, lanes["idle_reads"] + 1, 0)[
-        certified
-    ]
+        state.dual_sum[some] = state.totals[some, Total.DUAL]
+    state.phase[starting] = TRAIN
+    stays = np.abs(proof["primal"] - state.primal) <= _STAYS * np.abs(proof["primal"])
+    state.stays[certified] = stays[certified]
+    idle_reads = np.where(state.stays & reads_train, state.idle_reads + 1, 0)
+    state.idle_reads[certified] = idle_reads[certified]
     for name in CERTIFIED:
-        lanes[name][certified] = proof[name][certified]
+        state.lanes[name][certified] = proof[name][certified]
     if at_fixed_w:
-        lanes["seen_violation"][certified] = proof["violation"][certified]
-    _decide(lanes, rule, certified)
-    failed = certified[lanes["phase"][certified] == TRAIN]
-    gap, estimate = lanes["gap"][failed], lanes["estimate"][failed]
-    # The next certificate waits for an estimate that is smaller by as much as this one fell short of the gap: accelerated
-    # passes gain so much that halving would cost a tenth to a fifth of them. An estimate above the gap was right, and only
-    # the fall expected beside it did not come: that of a first pass, which has the losses of new rows. The caution until
-    # then counts as much as the ratio, as the point where a pass ends may be worse than those around it.
+        state.seen_violation[certified] = proof["violation"][certified]
+    _decide(state, rule, certified)
+    failed = certified[state.phase[certified] == TRAIN]
+    gap = state.gap[failed]
+    estimate = state.estimate[failed]
     ratio = np.fmin(0.97 * estimate / gap, 1.0)  # nan before the first pass
-    lanes["caution"][failed] = np.clip(np.sqrt(ratio * lanes["caution"][failed]), _LEAST_CAUTION, 1.0)
-    restore(state, failed[lanes["shrunk"][failed] & (gap > _OUTSIDE * estimate)])
+    state.caution[failed] = np.clip(np.sqrt(ratio * state.caution[failed]), _LEAST_CAUTION, 1.0)
+    restore(state, failed[state.shrunk[failed] & (gap > _OUTSIDE * estimate)])
 
 
 def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimates: Estimates) -> None:
     """Choose the lanes that are certified next: where success is expected, or all passes were made.
 
-    Each row's term of the gap was computed before the row's own step, on average halfway through the pass, so at the end of
-    the pass their sum is smaller, by about the factor by which the estimate fell since the previous pass. The distance of w
-    from w(alpha), which acceleration adds to the estimate, is measured at the end.
+    With e the estimate, e₀ that of the pass before, and d the part of e that was measured at the end of the pass::
+
+        (e - d) min(e/e₀, 1) + d  <=  caution · tol · max(|primal|, 1e-9 P(0))
+
+    Each row's term of e - d was computed before the row's own step, on average halfway through the pass, so at the end of
+    the pass their sum is smaller, by about the factor by which the estimate fell since the previous pass. Of acceleration d
+    is the distance of w from w(alpha).
     """
-    lanes = state.lanes
-    previous, lanes["whole"][trained] = lanes["estimate"][trained], ~lanes["shrunk"][trained]
-    for name, array in estimates._asdict().items():
-        lanes[name][trained] = array[trained]
-    lanes["shrunk"][trained] |= state.totals[trained, Total.N_SHRUNK] > 0
+    previous = state.estimate[trained]
+    state.whole[trained] = ~state.shrunk[trained]
+    state.estimate[trained] = estimates.gap[trained]
+    state.estimated_primal[trained] = estimates.primal[trained]
+    state.seen_violation[trained] = estimates.violation[trained]
+    state.shrunk[trained] |= state.totals[trained, Total.N_SHRUNK] > 0
     if rule.tol is not None:
-        estimate, at_end = (
-            lanes["estimate"][trained],
-            lanes.get("distance", np.zeros(lanes["estimate"].size))[trained],
-        )
-        fall = np.divide(
-            estimate, previous, out=np.ones_like(estimate), where=previous > 0.0
-        )  # nan before the first pass
+        estimate = state.estimate[trained]
+        at_end = estimates.at_end[trained]
+        fall = np.ones_like(estimate)  # nan before the first pass
+        np.divide(estimate, previous, out=fall, where=previous > 0.0)
         expected = (estimate - at_end) * np.minimum(fall, 1.0) + at_end
-        size, caution = objective_size(lanes, "estimated_primal")[trained], lanes["caution"][trained]
-        hopeful = expected <= caution * rule.tol * size
+        size = objective_size(state.lanes, "estimated_primal")[trained]
+        hopeful = expected <= state.caution[trained] * rule.tol * size
     else:
-        hopeful = _is_optimal(lanes, rule)[trained]
-    ends = hopeful | (lanes["passes"][trained] >= rule.max_passes)
-    lanes["phase"][trained[ends]] = CERTIFY
+        hopeful = _is_optimal(state, rule)[trained]
+    ends = hopeful | (state.passes[trained] >= rule.max_passes)
+    state.phase[trained[ends]] = CERTIFY
     if rule.eps is not None:  # where it holds for the rows that are left
-        restore(state, trained[~ends & (lanes["seen_violation"][trained] <= rule.eps)])
+        restore(state, trained[~ends & (state.seen_violation[trained] <= rule.eps)])
 
 
 def restore(state: State, lanes: np.ndarray) -> None:
     """Make all rows of these lanes active again in the next read, and reset the shrinking thresholds."""
-    state.lanes["restore"][lanes] = True
-    state.lanes["shrunk"][lanes] = False
-    state.lanes["high"][lanes] = np.inf
-    state.lanes["low"][lanes] = -np.inf
+    state.restore[lanes] = True
+    state.shrunk[lanes] = False
+    state.high[lanes] = np.inf
+    state.low[lanes] = -np.inf
 
 
 def reopen(state: State, rule: StopRule) -> None:
     """Decide anew, by this rule, about lanes that are done; those that have no reason to be train again, with all rows."""
-    lanes, done = state.lanes, np.flatnonzero(state.lanes["phase"] == DONE)
-    _decide(lanes, rule, done)
-    again = done[lanes["phase"][done] == TRAIN]
-    lanes["caution"][again] = 1.0
+    done = state.lanes_in(DONE)
+    _decide(state, rule, done)
+    again = done[state.phase[done] == TRAIN]
+    state.caution[again] = 1.0
     restore(state, again)

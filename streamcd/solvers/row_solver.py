@@ -1,0 +1,317 @@
+"""Reads of the dual methods over rows, whose w is w(alpha) = Σ s_i alpha_i x_i, with alpha on disk, chunk by chunk.
+
+A read certifies lanes at their fixed w, and trains the others. A method adds the steps of a pass and the sums over its rows;
+what is here are the shrinking thresholds, the estimate of the gap and the certificate.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..core.memory_budget import BLOCK_WEIGHTS
+from ..dataset.dataset import Dataset
+from ..dataset.feature_order import MOST_UNRANKED
+from ..kernels import primitives
+from ..kernels import weights as weight_kernels
+from ..kernels.primitives import Rows, Steering, Total, Variables
+from ..stream.arenas import RowArena, RowLayout, Window, empty_window
+from ..stream.memory_plan import SolverMemory
+from .acceleration import ARRAYS as ACCELERATION_ARRAYS
+from .acceleration import make_acceleration
+from .problem import Problem
+from .protocol import (
+    CERTIFY,
+    DONE,
+    START,
+    TRAIN,
+    Array,
+    Estimates,
+    Solver,
+    Start,
+    State,
+    all_rows,
+    certificate,
+    deviation,
+    error_terms,
+    join_totals,
+    new_totals,
+    violation,
+)
+from .registry import SolverOptions, is_proximal
+
+MOST_COPIED = 1 << 19
+"""Largest number of weights with which two threads visit the rows of a lane, each with a copy of w."""
+
+_SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
+
+ARRAYS = (Array("v_error", "bound on the norm of the error of w(alpha)"),)
+"""State of `RowSolver`."""
+
+
+class RowSolver(Solver):
+    """A dual method over rows; `visit` says what a method adds."""
+
+    warm_start: Start = "alpha and w"
+    always_sums = False  # up w(alpha), in every read at fixed w
+    sums: tuple[
+        Array, ...
+    ] = ()  # of such reads, beside w(alpha) and the totals; those of workers are added up
+
+    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
+        super().__init__(problem, dataset, options)
+        self.acceleration = make_acceleration(problem, options.acceleration, dataset)
+        self.arrays = (*ARRAYS, *self.sums, *(ACCELERATION_ARRAYS if self.acceleration else ()))
+
+    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
+        """Return the state before the first read: w = 0."""
+        state = super().new_state(loop)
+        if self.acceleration:
+            self.acceleration.begin(state)
+        return state
+
+    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set alpha = 0."""
+        arena.alpha[start:stop] = 0.0
+        arena.active[start:stop] = 1
+
+    def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
+        """See `protocol.Solver`."""
+        # with acceleration a row that is still eligible leaves at its next visit
+        flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
+        for column in self.flags(np.flatnonzero(state.restore)).tolist():
+            flags = arena.active[start:stop, column]
+            flags[flags == 0] = flag
+
+    def load_kernels(self, dataset: Dataset, state: State) -> None:
+        """Load the kernels, before windows are allocated, by all that a lane does, with one feature and without rows."""
+        self.layout.decoder(dataset, 0, 0)
+        small = copy.copy(self)
+        small.problem = replace(self.problem, n_features=1)
+        window = empty_window(self.layout.new_arena(dataset, 2, 0))
+        state = state.resized(features=2)
+        if self.acceleration:
+            state.in_pass[:] = False
+        for phase in (START, CERTIFY, TRAIN):
+            state.phase[:] = DONE
+            state.phase[0] = phase
+            small.visit(window, state, window.chunks, np.uint64(0))
+            if phase != TRAIN:
+                small.certificate(state)
+        small.restore_rows(state, window.arena, 0, 2)
+        small.estimate(state, np.zeros(1, dtype=np.int64))
+
+    # -- a read
+
+    def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
+        """Visit a window's rows once.
+
+        Given: lanes at fixed w (START, CERTIFY) and lanes that train. Changed in place: of the former the totals (`certify`)
+        and, where it is not known, w(alpha) (`sum_alpha`); of the latter w, the totals, and the dual variables and flags of
+        active rows (`train`). `order` is room for the window's rows.
+        """
+        certifying, training = state.lanes_in(START, CERTIFY), state.lanes_in(TRAIN)
+        if certifying.size:
+            rows, summing, v = all_rows(window, order), self.summing(state), self.v(state)
+            if window.number == 0:
+                v[:, self.problem.columns(summing)] = 0.0
+            self.certify(window, state, rows, certifying, state.totals)
+            if summing.size:
+                self.sum_alpha(window, state, rows, summing, v)
+        if training.size:
+            if self.acceleration:
+                self.acceleration.begin_pass(state, training, self.threads)
+            self.train(window, state, order, key, training)
+
+    @abstractmethod
+    def train(
+        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+    ) -> None:
+        """Visit the active rows once in some lanes, in a random order that is a function of `key`."""
+
+    @abstractmethod
+    def certify_rows(
+        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add the terms of some rows to `totals`."""
+
+    @abstractmethod
+    def sum_alpha(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+    ) -> None:
+        """Add ``s_i alpha_i x_i`` of some rows to `v`, of the shape of w."""
+
+    def certify(
+        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add the terms of a window's rows in some lanes to `totals`, in the given order of rows, which threads divide."""
+        n_parts = self.threads.parts(window.n_entries * lanes.size)
+        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(n_parts)]  # none share a cache line
+        each = zip(np.array_split(order, n_parts), sums, strict=True)
+        self.threads.run([partial(self.certify_rows, window, state, lanes, *part) for part in each])
+        for part in sums:
+            join_totals(totals, part)
+
+    def v(self, state: State) -> np.ndarray:
+        """Return the array that holds w(alpha) between reads, and its sum in those that sum it up."""
+        return state.centre_or_w_alpha if self.acceleration else state.w
+
+    def summing(self, state: State) -> np.ndarray:
+        """Return the lanes of which the read at fixed w sums up w(alpha): where it is not known, or not well enough."""
+        lanes = state.lanes_in(START, CERTIFY)
+        doubtful = (state.phase == START) | self.always_sums
+        if self.acceleration:
+            doubt = error_terms(np.sqrt(2.0 * state.distance), state.v_error)
+            doubtful |= doubt > _SUMMED_SHARE * state.estimate
+        return lanes[doubtful[lanes]]
+
+    # -- the end of a read
+
+    def estimate(self, state: State, trained: np.ndarray) -> Estimates:
+        """Estimate the gap by the rows' terms and the distance; the dual objective, which is known exactly, has the rest."""
+        gap = np.abs(state.totals[:, Total.GAP])  # negative only by rounding
+        at_end = np.zeros(gap.size)
+        if self.acceleration:
+            self.acceleration.end_pass(state, trained, self.threads)
+            state.distance[trained] += self.cost_of_feasibility(state, trained)
+            at_end = state.distance
+            gap[trained] += at_end[trained]
+            square = state.w_alpha_square
+        else:
+            square = self.penalty_terms(state.w, state.w, trained)[2]
+            square = square.reshape(-1, self.problem.lane_vectors).sum(axis=1)
+            state.v_error += deviation(np.sqrt(state.totals[:, Total.N_VISITED] * square))
+        return Estimates(gap, state.dual_sum - 0.5 * square + gap, violation(state.totals), at_end)
+
+    def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
+        """Estimate what the gap of dual variables exceeds the rows' terms by, once they are made feasible; (trained,)."""
+        return np.zeros(trained.size)
+
+    def end_read(self, state: State, trained: np.ndarray) -> None:
+        """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
+        some = trained[~state.restore[trained]]
+        largest = state.totals[some, Total.VIOLATION_MAX]
+        smallest = state.totals[some, Total.VIOLATION_MIN]
+        state.high[some] = np.where(largest > 0.0, largest, np.inf)
+        state.low[some] = np.where(smallest < 0.0, smallest, -np.inf)
+        if self.acceleration:
+            self.acceleration.end_read(state, trained)
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
+
+        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
+        """
+        terms = self.penalty_terms(state.w, self.v(state), state.lanes_in(CERTIFY))
+        return self.proof(state, state.totals, terms)
+
+    def proof(self, state: State, totals: np.ndarray, terms: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the certificate from the rows' sums and the weights' (`penalty_terms`), and bound the error of v.
+
+        With n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a row's term with its margin::
+
+            primal = g(w) + Σ C_i loss_i
+            gap    = Σ phi_i + bracket,  bracket = g(w) + g*(v) - w·v = ½ ‖w - v‖²
+            error  of v: deviation(√(n ‖v‖²) + √(Σ a² q)) where this read summed v up; else `v_error`, to which a pass
+                   that does not accelerate adds deviation(√(Σ a² q))
+            more   = (‖w - v‖ + ½ error) error + deviation(‖w‖ Σ slope_i)
+        """
+        # losses of all classes have all their vectors in one lane
+        penalty, bracket, v_square = terms.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
+        summed = self.summing(state)
+        n_rows = totals[:, Total.N_VISITED]
+        size = np.sqrt(totals[:, Total.ALPHA_SQUARE])
+        error = state.v_error + (0.0 if self.acceleration else deviation(state.passes * size))
+        error[summed] = deviation(np.sqrt(n_rows * v_square) + size)[summed]
+        state.v_error[summed] = error[summed]
+        norm = np.sqrt(2.0 * penalty)
+        if self.problem.free_bias:
+            norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
+        more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, Total.SLOPE])
+        n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
+        primal = penalty + totals[:, Total.LOSS]
+        return certificate(primal, totals[:, Total.GAP] + bracket, violation(totals), n_terms, more)
+
+    def penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
+        sums, columns = np.zeros((3, w.shape[1])), self.problem.columns(lanes)
+        n_parts = max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
+        parts = np.array_split(columns, n_parts)
+        self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
+        return sums
+
+    # -- arguments of the kernels
+
+    def arguments(self, window: Window, state: State) -> tuple[Rows, Any, Variables]:
+        """Return the rows of a window, the problem, and the variables."""
+        arena = window.arena
+        return rows_of(window), self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
+
+    def steering(self, state: State) -> Steering:
+        """Return the parameters of the steps of a pass."""
+        lanes, nothing = state.lanes, np.zeros(self.problem.n_lanes)
+        return Steering(
+            high=state.high,
+            low=state.low,
+            tolerance=lanes.get("inner_tolerance", nothing),
+            omega=lanes.get("omega", nothing),
+            inverse_mu=1.0 / (1.0 + lanes.get("kappa", nothing)),
+            uncounted=(state.moves == 0).astype(np.float64) if self.acceleration else nothing,
+        )
+
+    def flags(self, lanes: np.ndarray) -> np.ndarray:
+        """Return the columns of some lanes' active flags, ascending."""
+        width = self.layout.n_flags // self.problem.n_lanes
+        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
+
+
+def row_memory(
+    problem: Problem, options: SolverOptions, alpha_width: int, n_flags: int, n_orders: int = 1
+) -> SolverMemory:
+    """Count w and acceleration's, copies of w for two threads, the rank, and what a row has: dual variables and flags."""
+    n_features, n_lanes = problem.n_features, problem.n_lanes
+    layout = RowLayout(
+        alpha_width,
+        n_flags,
+        has_targets=problem.has_targets,
+        n_orders=n_orders,
+        centred=problem.free_bias,
+        ranked=MOST_UNRANKED < n_features < 1 << 32,  # ranks are uint32
+    )
+    n_weights = (n_features + 1) * problem.n_vectors
+    copies = 1 + is_proximal(problem, options.acceleration) + problem.free_bias
+    if n_lanes == 1 and n_weights <= MOST_COPIED:
+        copies += 2
+    more = 16 * weight_kernels.N_BUCKETS * n_lanes + 4 * layout.ranked * (
+        n_features + 1
+    )  # sketches, the rank
+    return SolverMemory(
+        layout, 8 * n_weights * copies + more, message=8 * n_weights * (1 + problem.free_bias)
+    )
+
+
+def penalised_blocks(problem: Problem) -> Iterator[slice]:
+    """Iterate over blocks of the rows of w without the bias's, small enough for temporary arrays of all vectors."""
+    step = max(BLOCK_WEIGHTS // problem.n_vectors, 1)
+    return (
+        slice(start, min(start + step, problem.n_features)) for start in range(0, problem.n_features, step)
+    )
+
+
+def rows_of(window: Window) -> Rows:
+    """Return the rows of a window's arena."""
+    arena, feature = window.arena, primitives.unsigned(window.arena.feature)
+    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
+
+
+def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
+    n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
+    primitives.shuffle(order[:n], key)
+    return order[:n]
