@@ -188,11 +188,6 @@ def test_predictions_do_not_read_the_deviations_and_what_does_names_their_damage
         assert f"{file}: checksum differs" in done.stdout + done.stderr
 
 
-def test_the_model_of_a_checkpoint_has_deviations(trained) -> None:
-    of_run = command_line.run_json("weights", trained / "run")
-    assert command_line.run_json("weights", trained / "run", "--checkpoint")["classes"] == of_run["classes"]
-
-
 @pytest.mark.parametrize("most", [1, 7, 64, 1 << 20])
 def test_the_largest_weights_do_not_depend_on_the_blocks(most) -> None:
     rng = np.random.default_rng(0)

@@ -108,9 +108,11 @@ def load_model(
         if kind_of_directory(path) == "a dataset":
             expected = describe_other_kind(path, "a run or a model")
         elif (path / "config.json").exists():
+            # of a run on workers, which `resume` has to be given again
+            workers = " --workers N" * (b'"rounds": {' in (path / "config.json").read_bytes())
             expected = (
-                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and evaluate, predict, "
-                "weights and export take the model of its last checkpoint by --checkpoint"
+                f"{path}: this run has no model yet; 'streamcd resume {path}{workers}' goes on with it, "
+                f"'streamcd resume {path}{workers} --max-passes 1' ends it with the pass begun"
             )
         elif path.is_file():
             expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
