@@ -430,7 +430,7 @@ def export(
 
         model = load_model(source, **options)
         form = export_model(model, file, target_format, force=force, listener=listener)
-        support = describe_support(model, model.kept_weights)
+        support = describe_support(model, model.matrix)
     n_bytes = os.path.getsize(file)
     kind = f"{form} text" if form.startswith("lib") else form
     more = "".join(f"; {what}: {text}" for what, text in support_rows(support))
