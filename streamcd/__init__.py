@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .models.stored import weights as weights
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
-    from .runs.checkpoint_model import load_checkpoint as load_checkpoint
     from .runs.merge import merge as merge
     from .runs.report import write_report as write_report
     from .runs.run import resume as resume
@@ -57,7 +56,6 @@ _MODULES = {
     "models.stored": ("load_model", "weights"),
     "prediction.evaluate": ("evaluate",),
     "prediction.predict": ("predict",),
-    "runs.checkpoint_model": ("load_checkpoint",),
     "runs.merge": ("merge",),
     "runs.report": ("write_report",),
     "runs.run": ("resume", "train", "tune"),

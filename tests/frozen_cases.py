@@ -325,7 +325,7 @@ CONVERSIONS = {
     "text, gzip, least memory": f"two.txt.gz {CUT} --memory 400MB",
     "text, two workers": f"two.txt {CUT} --workers 2 --memory 1GB",
     "text, seed and defaults": "two.txt --seed 7",
-    "text, float64, not shuffled": f"two.txt {CUT} --dtype float64 --no-shuffle",
+    "text, float64": f"two.txt {CUT} --dtype float64",
     "text, weights": f"two.txt {CUT} --weights weights.txt",
     "text, maxabs": f"two.txt {CUT} --scale maxabs",
     "text, standard, l2": f"two.txt {CUT} --scale standard --normalize l2",

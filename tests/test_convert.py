@@ -108,16 +108,6 @@ def test_sorted_by_class_input_is_shuffled(text_file: Path, tmp_path: Path) -> N
     assert abs(np.corrcoef(source, np.arange(source.size))[0, 1]) < 0.1
 
 
-@pytest.mark.parametrize("sort_bytes", [50_000, 1 << 22])
-def test_no_shuffle_keeps_the_order_of_the_source(
-    sort_bytes: int, text_file: Path, tmp_path: Path, with_plan: Callable[..., None]
-) -> None:
-    with_plan(sort_bytes=sort_bytes)
-    dataset = convert(text_file, tmp_path / "data", shuffle=False)
-    source = np.concatenate([dataset.read(chunk).source for chunk in range(dataset.n_chunks)])
-    assert np.array_equal(source, np.arange(3000))
-
-
 def test_chunks_are_cut_by_size_and_a_large_row_is_a_chunk_of_its_own(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 60, 400)

@@ -101,7 +101,7 @@ def _table(**changes: Any) -> pa.Table:
 
 def test_the_fingerprint_is_of_every_value_label_weight_and_name(tmp_path: Path) -> None:
     """Of a table, from a file and from memory; that of data with anything else in it differs."""
-    options = {"label": "y", "weight_column": "k", "shuffle": False}
+    options = {"label": "y", "weight_column": "k"}
     pq.write_table(_table(), tmp_path / "table.parquet")
     same = [
         convert(_table(), tmp_path / name, compression=name, **options) for name in ("lz4", "zstd", "none")

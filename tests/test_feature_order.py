@@ -204,12 +204,14 @@ def test_a_start_begins_where_a_run_of_other_counts_ended(
     assert ranked.passes == pytest.approx(plain.passes, rel=0.2, abs=1)
 
 
-def test_checkpoints_of_a_run_under_way_are_models(tmp_path: Path) -> None:
+def test_the_model_of_a_run_that_ends_with_the_pass_begun_has_the_features_of_the_source(
+    tmp_path: Path,
+) -> None:
     asked = training("logistic, classes", tmp_path)
     with pytest.raises(Interrupted):
         streamcd.train(run=tmp_path / "run", stop_requested=stopping_after(9), **asked)
     whole = streamcd.train(run=tmp_path / "whole", **asked)
-    found = streamcd.load_checkpoint(tmp_path / "run")
+    found = streamcd.resume(tmp_path / "run", max_passes=1).model
     assert np.abs(found.weights - whole.model.weights).max() < 0.2 * np.abs(whole.model.weights).max()
     assert np.array_equal(found.weights, weights(tmp_path / "run")[:-1])
     accuracy = [streamcd.evaluate(asked["dataset"], model)["accuracy"] for model in (found, whole.model)]

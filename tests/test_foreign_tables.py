@@ -191,10 +191,10 @@ def written_by(program: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("program", ["pandas", "polars", "duckdb", "pyspark"])
 def test_files_of_a_program_convert_at_the_first_try(tmp_path: Path, program: str) -> None:
-    expected = streamcd.convert(WRITTEN, tmp_path / "expected", label="y", shuffle=False)
+    expected = streamcd.convert(WRITTEN, tmp_path / "expected", label="y")
     for kind, write in written_by(program).items():
         write(tmp_path / kind)
-        data = streamcd.convert(tmp_path / kind, tmp_path / f"data of {kind}", label="y", shuffle=False)
+        data = streamcd.convert(tmp_path / kind, tmp_path / f"data of {kind}", label="y")
         assert set(names_of(data).values()) == set(names_of(expected).values()), kind
         assert (data.n_rows, data.class_names) == (40, ["no", "yes"])
         if kind != "partitions":  # they put the rows in another order

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from small_datasets import columns_of, multiclass, random_rows, write_dataset
 
 import streamcd
-from streamcd import Dataset, load_checkpoint, train, tune
+from streamcd import Dataset, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.setting import assign_folds
 from streamcd.runs.config import memory_of, problem_of
@@ -60,7 +60,7 @@ def test_lanes_that_do_not_fit_the_memory_go_in_groups_and_a_lane_that_does_not_
     result = train(data, tmp_path / "run", memory="212MB", max_passes=3, acceleration="none")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["n_groups"] == 2
     assert (result.n_lanes, result.model.weights.shape) == (6, (2_500_000, 6))
-    assert np.array_equal(load_checkpoint(tmp_path / "run").weights, result.model.weights)
+    assert np.array_equal(load_model(tmp_path / "run").weights, result.model.weights)
     wider = sp.csr_array((wide.data, wide.indices, wide.indptr), shape=(wide.shape[0], 20_000_000))
     with pytest.raises(UsageError, match=r"weights .* needed"):
         train(write_dataset(tmp_path / "wider", (wider, rows[1])), tmp_path / "small", memory="235MB")

@@ -13,10 +13,11 @@ from typing import Any
 import command_line
 import numpy as np
 import pytest
+from made_models import model_of
 from small_datasets import random_rows, write_dataset
 
 import streamcd
-from streamcd import Model, StreamcdError, load_model, make_columns
+from streamcd import StreamcdError, load_model, make_columns
 from streamcd import open as open_dataset
 from streamcd.core.errors import CheckpointError, DatasetError, ModelError, in_words_of_caller
 from streamcd.core.files import (
@@ -53,7 +54,7 @@ class Case:
 @pytest.fixture(params=["dataset", "columns", "model", "run"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     if request.param == "model":
-        Model(np.ones((3, 1)), np.zeros(1), np.array([-1, 1]), np.array([[-1], [1]]), "hinge", 1.0).save(
+        model_of(np.ones((3, 1)), np.zeros(1), np.array([-1, 1]), np.array([[-1], [1]]), "hinge", 1.0).save(
             tmp_path
         )
         return Case(tmp_path / "model.json", MODEL, lambda: load_model(tmp_path), ModelError)

@@ -77,7 +77,6 @@ CUT = {"chunk_size": "20kB", "shard_size": "100kB"}
     "options",
     [
         CUT,
-        {**CUT, "shuffle": False},
         {**CUT, "compact": True, "dtype": "float64"},
         {**CUT, "scale": "standard", "normalize": "l2"},
         {**CUT, "scale": "maxabs", "compact": True},

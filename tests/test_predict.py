@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import lzma
 import os
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
 from heard import Heard
+from made_models import model_of
 
 from streamcd import Model, evaluate, predict
 from streamcd.core.errors import DataError, ModelError, UsageError
@@ -39,7 +39,7 @@ def a_model(x, y, loss: str = "squared_hinge", **changes: Any) -> Model:
         "C": 0.7,
         "bias": 1.0,
     }
-    return Model(**(fields | changes))
+    return model_of(**(fields | changes))
 
 
 def plain_decisions(model: Model, x) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_decimal_labels_stay_decimal(small_problem, made_dataset, tmp_path):
 def test_a_stream_gets_the_labels_one_a_line(small_problem, made_dataset, libsvm_file):
     x, y = small_problem("multiclass")
     model = a_model(x, y)
-    expected = [f"{label:g}" for label in model.labels(plain_decisions(model, x))]
+    expected = [f"{label:g}" for label in model.predicted(plain_decisions(model, x))]
     for data in (made_dataset(x, y), libsvm_file(x, y)):
         text = io.StringIO()
         assert predict(data, model, text) == {"n_rows": y.size, "n_ignored": 0, "n_unseen": 0}
@@ -139,7 +139,7 @@ def test_only_files_of_predictions_of_the_same_format_are_replaced(small_problem
 def test_csv_has_a_plain_header_and_strings_in_quotes(tmp_path):
     names = ["no", 'a "big", one']
     model = a_model(np.ones((2, 2)), np.arange(2.0), weights=np.array([[1.0], [0.0]]), intercept=np.zeros(1))
-    model = dataclasses.replace(model, class_names=names, loss="log_loss")
+    model = Model(model.record.but(class_names=names, loss="log_loss"), model.weights)
     (tmp_path / "data").write_text("1:-1\n1:2\n")
     predict(tmp_path / "data", model, tmp_path / "p.csv", decision=True, proba=True)
     header, *lines = (tmp_path / "p.csv").read_text().splitlines()
@@ -196,7 +196,7 @@ def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_b
 
 def many_classes(n_classes: int = 300) -> Model:
     rng = np.random.default_rng(0)
-    return Model(
+    return model_of(
         weights=rng.standard_normal((3, n_classes)), intercept=np.zeros(n_classes), classes=np.arange(float(n_classes)),
         code=2 * np.eye(n_classes) - 1, loss="log_loss", C=1.0, bias=1.0,
     )  # fmt: skip

@@ -250,7 +250,6 @@ CALLS = {
     "resume": lambda given, out: streamcd.resume(given),
     "load_model": lambda given, out: streamcd.load_model(given),
     "load_model, C": lambda given, out: streamcd.load_model("run", given),
-    "load_checkpoint": lambda given, out: streamcd.load_checkpoint(given),
     "export": lambda given, out: streamcd.export(given, out),
     "export, path": lambda given, out: streamcd.export("run", given),
     "weights": lambda given, out: streamcd.weights(given),

@@ -77,7 +77,7 @@ def test_options_in_messages_exist_in_commands_and_as_keywords():
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"'dask [^']*'", "", text)):
             assert flag in flags, (module, text)
             shown = in_words_of_caller(flag).removesuffix("=True")
-            assert shown in {*keywords, "load_checkpoint"} or module.startswith("cli/"), (module, text)
+            assert shown in keywords or module.startswith("cli/"), (module, text)
 
 
 def check_advice(command: str, said: str) -> None:

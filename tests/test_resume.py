@@ -293,6 +293,38 @@ def test_a_run_that_ended_goes_on_where_its_new_rule_asks_for_it(dataset: Datase
     np.testing.assert_allclose(found, best, rtol=2e-6)
 
 
+def test_a_run_without_a_model_is_refused_with_the_command_that_writes_one(tmp_path: Path) -> None:
+    """The pass begun is finished, and its gap certified, for every C."""
+    data, run = write_dataset(tmp_path / "data", multiclass()), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(data, run, C=[0.1, 1.0], tol=1e-12, bias=1.0, stop_requested=stopping_after(12))
+    passes = read_arrays(run / "state.npz", ("lane_passes",))["lane_passes"]
+    for command in (
+        ["evaluate", data.path, run],
+        ["predict", data.path, run, "-o", tmp_path / "p.csv"],
+        ["weights", run],
+        ["export", run, tmp_path / "m.txt"],
+    ):
+        refused = command_line.run(*command, "-C", 1)
+        assert refused.returncode == 2
+        assert f"'streamcd resume {run} --max-passes 1' ends it with the pass begun" in refused.stderr
+    ended = command_line.run_json("resume", run, "--max-passes", 1)
+    assert not ended["converged"]
+    assert np.isfinite(ended["gap"])
+    assert passes.max() <= ended["passes"] <= passes.max() + 1
+    assert command_line.run_json("evaluate", data.path, run, "-C", 1)["n_rows"] == data.n_rows
+
+
+def test_a_run_on_workers_without_a_model_names_workers_too(dataset: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(dataset, run, workers=2, memory="1GB", max_passes=2, tol=0.0)
+    shutil.rmtree(run / "model")
+    refused = command_line.run("evaluate", dataset.path, run)
+    assert f"'streamcd resume {run} --workers N --max-passes 1' ends it" in refused.stderr
+    command_line.run_json("resume", run, "--workers", 2, "--max-passes", 1)
+    command_line.run_json("evaluate", dataset.path, run)
+
+
 def test_training_into_an_unfinished_run_points_to_resume(dataset: Dataset, tmp_path: Path) -> None:
     run, plan = tmp_path / "run", windows_of(dataset, 3)
     with pytest.raises(Interrupted):

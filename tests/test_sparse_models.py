@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import command_line
+import made_models
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import streamcd
 from streamcd import Model, load_model, train
-from streamcd.core.errors import ModelError
-from streamcd.models.sparse_weights import SparseWeights
+from streamcd.core.errors import ModelError, UsageError
+from streamcd.core.files import SEAL, content_digest
 
 N_FEATURES = 40_000
 
@@ -24,7 +26,7 @@ def model_of(weights: Any, **more: Any) -> Model:
     code = np.array([[-1], [1]]) if n_vectors == 1 else np.eye(n_vectors)
     options: dict[str, Any] = {"loss": "log_loss", "C": 1.0, "index_base": 0, "l1": 1.0, "l2": 0.0} | more
     classes = np.arange(max(2, n_vectors), dtype=np.float64)
-    return Model(weights, np.linspace(-0.5, 0.5, n_vectors), classes, code, **options)
+    return made_models.model_of(weights, np.linspace(-0.5, 0.5, n_vectors), classes, code, **options)
 
 
 def few_weights(n_vectors: int, n_kept: int = 300) -> np.ndarray:
@@ -42,7 +44,7 @@ def test_a_sparse_model_scores_to_the_same_bits(tmp_path: Path, n_vectors: int) 
     weights = few_weights(n_vectors)
     dense = model_of(weights)
     dense.save(tmp_path / "model")
-    assert (tmp_path / "model" / "support.npy").exists()
+    assert (tmp_path / "model" / "weights.npz").exists()
     sparse = load_model(tmp_path / "model")
     rows = sp.random_array((200, N_FEATURES + 50), density=0.01, format="csr", rng=3)
     arrays = rows.indptr.astype(np.int64), rows.indices, rows.data
@@ -56,7 +58,8 @@ def test_a_sparse_model_scores_to_the_same_bits(tmp_path: Path, n_vectors: int) 
 def test_a_sparse_model_takes_the_memory_of_its_weights(tmp_path: Path) -> None:
     n_features = 4_000_000
     kept = np.arange(0, n_features, 40_000)
-    model_of(SparseWeights(kept, np.ones((kept.size, 1)), n_features)).save(tmp_path)
+    weights = sp.csr_array((np.ones(kept.size), (kept, np.zeros_like(kept))), shape=(n_features, 1))
+    model_of(weights).save(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 10_000
     rows = sp.csr_array((np.ones(kept.size), kept, [0, kept.size]), shape=(1, n_features))
     tracemalloc.start()
@@ -65,8 +68,10 @@ def test_a_sparse_model_takes_the_memory_of_its_weights(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert decisions[0, 0] == kept.size - 0.5
-    assert peak < 8 * n_features / 4
-    assert model.kept_weights.nbytes < 8 * n_features / 16
+    assert model.nbytes < 4 * n_features + 12 * kept.size + 100
+    assert peak < 3 * model.nbytes
+    with pytest.raises(UsageError, match="16 MB the model"):
+        load_model(tmp_path, memory="210MB")
 
 
 def test_a_trained_model_is_stored_sparse_where_few_weights_are_left(tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_a_trained_model_is_stored_sparse_where_few_weights_are_left(tmp_path: P
     options: dict[str, Any] = {"loss": "hinge", "tol": 1e-4}
     run = train(data, tmp_path / "run", **options)
     files = {file.name for file in (tmp_path / "run" / "model").iterdir()}
-    assert "support.npy" in files
+    assert "weights.npz" in files
     model = load_model(run.run)
     assert np.flatnonzero(model.weights[:, 0]).tolist() == (600 * np.arange(30)).tolist()
     assert streamcd.evaluate(data, run.run)["primal_objective"] == pytest.approx(
@@ -88,10 +93,10 @@ def test_a_trained_model_is_stored_sparse_where_few_weights_are_left(tmp_path: P
     assert run.lanes[0]["n_nonzero"] == 30
     narrow = streamcd.convert((x, y), tmp_path / "narrow")
     small = train(narrow, tmp_path / "small", **options)
-    assert not (tmp_path / "small" / "model" / "support.npy").exists()
+    assert not (tmp_path / "small" / "model" / "weights.npz").exists()
     np.testing.assert_allclose(load_model(small.run).weights, model.weights[::600][:30], rtol=1e-6)
     train(narrow, tmp_path / "run", force=True, **options)  # in the place of the sparse one
-    assert not (tmp_path / "run" / "model" / "support.npy").exists()
+    assert not (tmp_path / "run" / "model" / "weights.npz").exists()
 
 
 def test_the_support_is_told_by_vector(tmp_path: Path) -> None:
@@ -104,9 +109,9 @@ def test_the_support_is_told_by_vector(tmp_path: Path) -> None:
     assert told["n_nonzero"] == sum(counts)
 
 
-@pytest.mark.parametrize("name", ["support.npy", "weights.npy"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_sparse_model_is_refused_by_the_files_name(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_sparse_model_is_refused_by_the_files_name(tmp_path: Path, damage: str) -> None:
+    name = "weights.npz"
     model_of(few_weights(1)).save(tmp_path)
     file, content = tmp_path / name, bytearray((tmp_path / name).read_bytes())
     if damage == "remove":
@@ -119,7 +124,12 @@ def test_a_damaged_sparse_model_is_refused_by_the_files_name(tmp_path: Path, nam
     assert name in command_line.problems(tmp_path)[0]
 
 
-def test_features_out_of_order_are_refused() -> None:
-    for feature in ([3, 3], [5, 2], [-1, 4], [0, 10]):
-        with pytest.raises(ValueError, match="features that ascend"):
-            SparseWeights(np.array(feature), np.ones((2, 1)), 10)
+@pytest.mark.parametrize("n_features", [N_FEATURES - 1, N_FEATURES + 1])
+def test_sparse_weights_of_another_size_are_refused(tmp_path: Path, n_features: int) -> None:
+    model = model_of(few_weights(1))
+    model.save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text()) | {"n_features": n_features}
+    content[SEAL] = content_digest(content)
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=f"expected {n_features} rows"):
+        load_model(tmp_path)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 from exact_optimum import model, nearly_least
+from made_models import model_of
 from reference import augmented, loss_values, run_weights
 from small_datasets import (
     multiclass,
@@ -121,13 +122,13 @@ def planes(weights: list[list[float]], intercept: list[float], **changed: Any) -
         "C": 1.0,
         "bias": 1.0,
     }
-    return Model(**(fields | changed))
+    return model_of(**(fields | changed))
 
 
 def decide(model: Model, x: list[list[float]]) -> list[float]:
     rows = sp.csr_array(np.array(x, dtype=float))
     decisions, _ = model.decisions(rows.indptr.astype(np.int64), rows.indices, rows.data)
-    return model.labels(decisions).tolist()
+    return model.predicted(decisions).tolist()
 
 
 def test_predicts_the_nearest_plane() -> None:
@@ -141,7 +142,7 @@ def test_predicts_the_nearest_plane() -> None:
 def test_a_plane_without_weights_is_infinitely_far() -> None:
     model = planes([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0.0, 0.0, 0.0])
     assert decide(model, [[0.0, 0.0], [1.0, 7.0]]) == [10.0, 20.0]
-    assert np.isneginf(model.scores(np.ones((1, 3)))[0, 0])
+    assert np.isneginf(model.decoder.scores(np.ones((1, 3)))[0, 0])
     both = planes([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
     assert decide(both, [[1.0, 1.0]]) == [0.0]
 

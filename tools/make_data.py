@@ -170,14 +170,14 @@ def dense_block(number: int, *, n_features: int, seed: int, n_classes: int = 2) 
 
 
 def write_dataset(shape: Shape, dest: Path, *, seed: int = 0, first_row: int = 0, **options: Any) -> None:
-    """Write rows to a dataset in the order in which they are made, which is random; `options` are those of `convert`."""
+    """Write rows to a dataset; `options` are those of `convert`."""
 
     def batches() -> Iterator[tuple[sp.csr_array, np.ndarray]]:
         for piece in iterate_rows(shape.block_maker(seed), first_row, shape.rows):
             entries = piece.value, piece.feature, piece.indptr
             yield sp.csr_array(entries, shape=(len(piece.label), shape.n_features)), piece.label
 
-    convert(batches(), dest, shuffle=False, n_features=shape.n_features, **options)
+    convert(batches(), dest, n_features=shape.n_features, **options)
 
 
 @click.command(help=__doc__.split("\n")[0])

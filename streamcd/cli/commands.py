@@ -32,7 +32,6 @@ from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptio
 from . import console
 from .console import Console, Problem, Shown
 from .options import (
-    checkpoint_option,
     force_option,
     liblinear_options,
     option,
@@ -40,7 +39,7 @@ from .options import (
     training_keywords,
 )
 from .program import Program
-from .session import asked_model, carry_out, talks
+from .session import carry_out, talks
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -247,11 +246,13 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 def resume(listener: Console, run: str, **options: Any) -> Shown:
     """Continue a run from its last checkpoint. One that ended without convergence goes on, too.
 
-    A run that has converged is not changed, unless --tol asks for a smaller gap.
+    A run that has converged is not changed, unless --tol asks for a smaller gap. With --max-passes 1 an interrupted one
+    finishes the pass begun, certifies its gap and writes its model.
 
     \b
     Example:
       streamcd resume run
+      streamcd resume run --max-passes 1
       streamcd resume run --max-passes 5000
       streamcd resume run --dataset /new/disk/data
       streamcd resume /shared/run --scheduler tcp://host:8786
@@ -269,27 +270,18 @@ def resume(listener: Console, run: str, **options: Any) -> Shown:
 @click.argument("data", metavar="DATASET|FILE", type=click.Path())
 @click.argument("model", metavar="RUN|MODEL", type=click.Path())
 @options_of(EvaluateOptions)
-@checkpoint_option
 @talks()
-def evaluate(
-    listener: Console,
-    data: str,
-    model: str,
-    checkpoint: bool,
-    **options: Any,
-) -> Shown:
+def evaluate(listener: Console, data: str, model: str, **options: Any) -> Shown:
     """Compare predictions with the labels of a dataset or a file.
 
     \b
     Example:
       streamcd evaluate test.libsvm.gz run
     """
-    used, name, said = asked_model(model, checkpoint, options, listener)
     from ..prediction.evaluate import evaluate as evaluate_model
 
-    result = evaluate_model(data, used, listener=listener, **options)
-    result |= said
-    return result, *evaluation_tables(f"{name} on {data}", result)
+    result = evaluate_model(data, model, listener=listener, **options)
+    return result, *evaluation_tables(f"{model} on {data}", result)
 
 
 @cli.command()
@@ -331,7 +323,6 @@ def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
     metavar="0|1",
     help="LIBLINEAR's: -b 1 is --proba.",
 )
-@checkpoint_option
 @talks()
 def predict(
     listener: Console,
@@ -340,7 +331,6 @@ def predict(
     out: str,
     proba: bool,
     liblinear_proba: bool | None,
-    checkpoint: bool,
     **options: Any,
 ) -> Shown:
     """Predict the rows of a dataset or a file, in their order.
@@ -359,10 +349,9 @@ def predict(
 
     target = console.lines_output() if out == "-" else out
     proba = proba or bool(liblinear_proba)
-    used, name, said = asked_model(model, checkpoint, options, listener)
-    result = predict_rows(data, used, target, proba=proba, listener=listener, **options)
-    text = f"{result['n_rows']:,} predictions in {out}" + (f", by {name}" if checkpoint else "")
-    return {**result, **said, "out": out}, *([] if out == "-" else [text])
+    result = predict_rows(data, model, target, proba=proba, listener=listener, **options)
+    text = f"{result['n_rows']:,} predictions in {out}"
+    return {**result, "out": out}, *([] if out == "-" else [text])
 
 
 @cli.command()
@@ -370,11 +359,8 @@ def predict(
 @option("--top", type=int, default=20, metavar="N", help="Weights of a class, at most: the largest.")
 @option("--class", "label", metavar="L", help="Of this class alone.  [default: all]")
 @options_of(ModelOptions)
-@checkpoint_option
 @talks(quietly=True)
-def weights(
-    listener: Console, model: str, top: int, label: str | None, checkpoint: bool, **given: Any
-) -> Shown:
+def weights(listener: Console, model: str, top: int, label: str | None, **options: Any) -> Shown:
     """List the largest weights of a model by class, with their features. They are in the source's units.
 
     A positive weight is evidence for the class. Of two classes the larger one is listed; --class with the other one turns
@@ -388,9 +374,8 @@ def weights(
     """
     from ..models.stored import weights as list_weights
 
-    used, name, said = asked_model(model, checkpoint, given, listener)
-    found = list_weights(used, top, label, **given)
-    return found | said, *class_weights_tables(f"weights of {name}", found)
+    result = list_weights(model, top, label, **options)
+    return result, *class_weights_tables(f"weights of {model}", result)
 
 
 @cli.command()
@@ -404,7 +389,6 @@ def weights(
     "dataset as text, in the order of its source.  [default: by FILE's ending, of a dataset libsvm]",
 )
 @options_of(ModelOptions)
-@checkpoint_option
 @force_option("file of the same format")
 @talks()
 def export(
@@ -412,9 +396,8 @@ def export(
     source: str,
     file: str,
     target_format: str | None,
-    checkpoint: bool,
     force: bool,
-    **given: Any,
+    **options: Any,
 ) -> Shown:
     """Write a model in LIBLINEAR's format or JSON, a dataset as libsvm.
 
@@ -429,30 +412,30 @@ def export(
       streamcd export data data.libsvm --format libsvm
     """
     is_dataset = target_format is None and (location(source) / "manifest.json").exists()
-    form, name, said = "libsvm", source, dict[str, Any]()
-    if is_dataset or target_format == form:
-        if checkpoint or (given["C"], given["l1"]) != (None, None):
+    support: dict[str, Any] = {}
+    if is_dataset or target_format == "libsvm":
+        if (options["C"], options["l1"]) != (None, None):
             raise UsageError(
-                "-C, --l1 and --checkpoint pick a model, --format libsvm writes a dataset: leave one of them out"
+                "-C and --l1 pick a model, --format libsvm writes a dataset: leave one of them out"
             )
         from ..conversion.export_libsvm import export_libsvm
         from ..dataset.dataset import open_dataset
 
+        form = "libsvm"
         export_libsvm(open_dataset(source), file, force=force, listener=listener)
     else:
         from ..models.export import export as export_model
         from ..models.named_weights import describe_support
         from ..models.stored import load_model
 
-        used, name, said = asked_model(source, checkpoint, given, listener)
-        model = load_model(used, **given)
+        model = load_model(source, **options)
         form = export_model(model, file, target_format, force=force, listener=listener)
-        said |= describe_support(model, model.kept_weights)
+        support = describe_support(model, model.matrix)
     n_bytes = os.path.getsize(file)
     kind = f"{form} text" if form.startswith("lib") else form
-    more = [f", of {name}"] * checkpoint + [f"; {what}: {text}" for what, text in support_rows(said)]
-    text = f"{file}: {kind}, {format_size(n_bytes)}{''.join(more)}"
-    return {"file": file, "format": form, "bytes": n_bytes} | said, text
+    more = "".join(f"; {what}: {text}" for what, text in support_rows(support))
+    text = f"{file}: {kind}, {format_size(n_bytes)}{more}"
+    return {"file": file, "format": form, "bytes": n_bytes} | support, text
 
 
 @cli.command(name="import")

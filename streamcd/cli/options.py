@@ -135,12 +135,6 @@ quiet_option = option(
     help="Results, warnings and errors only.",
 )
 
-checkpoint_option = option(
-    "--checkpoint",
-    is_flag=True,
-    help="The model of a run's last checkpoint: of a training that was interrupted, or is in work.",
-)
-
 LIBLINEAR_WEIGHTS = (
     "with three classes and more -w multiplies C for all rows of the label in every one-vs-rest problem; LIBLINEAR does so "
     "on the positive side only"

@@ -6,13 +6,12 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConvergenceWarning, StreamcdError
-from ..core.options import Listener
 from ..report.tables import result_tables
 from ..runs.interrupts import stop_requests
 from .console import Console, Shown, show
@@ -78,17 +77,3 @@ def talks(*, quietly: bool = False, failure: int = 0) -> Decorator:
         return json_option(run) if quietly else quiet_option(json_option(run))
 
     return decorate
-
-
-def asked_model(
-    run: str, checkpoint: bool, options: Mapping[str, Any], listener: Listener
-) -> tuple[Any, str, dict[str, Any]]:
-    """Return the model to use, its name, and what ``--json`` adds: of a checkpoint, or the path."""
-    if not checkpoint:
-        return run, run, {}
-    from ..runs.checkpoint_model import describe_checkpoint, load_checkpoint
-
-    model = load_checkpoint(run, options["C"], l1=options["l1"], memory=options.get("memory"))
-    name = describe_checkpoint(run, model)
-    listener.message(f"the model is that of {name}")
-    return model, name, {"checkpoint": model.certificate}

@@ -1,9 +1,8 @@
 """External shuffle: rows in a random order that depends on the seed alone.
 
 Every row has a key, a bijective hash of (seed, source row), so that keys never tie. Parsing writes runs, in which the
-leading bits of its key are a row's bucket; writing shards reads a bucket from all runs and sorts it. To keep the order of
-the source, buckets are segments of a run instead, and runs follow one another. If a single process converts and the rows
-fit in its memory, they stay there.
+leading bits of its key are a row's bucket; writing shards reads a bucket from all runs and sorts it. If a single process
+converts and the rows fit in its memory, they stay there.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from .numbering import Numbering
 from .rows import Rows
 
 MAX_BITS = 12
-SEGMENT_BITS = 8  # of a run in the order of the source
-_SEGMENTS_IN_MEMORY = 32
 _CUT_BITS, _MOST_BITS = 6, 40  # of keys by which a bucket is cut; by 40 bits no two rows share them
 _ROW_BYTES = 72
 """Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
@@ -67,8 +64,8 @@ class RunFormat:
     """Format of runs, and the memory of their writers and readers."""
 
     directory: Path
-    seed: int | None  # None keeps the order of the source
-    bits: int  # a run has 2^bits buckets: by leading bits of the keys, or segments of the source
+    seed: int
+    bits: int  # a run has 2^bits buckets, by leading bits of the keys
     value_dtype: np.dtype
     weighted: bool
     memory_bytes: int  # of the rows in memory
@@ -80,14 +77,11 @@ class RunFormat:
 
     def buckets(self, source_row: np.ndarray, bits: int, above: int = 0) -> np.ndarray:
         """Number the rows by `bits` bits of their keys, after the first `above`."""
-        assert self.seed is not None
         keys = row_keys(source_row, self.seed) << np.uint64(above)
         return (keys >> np.uint64(64 - bits)).astype(np.uint16)
 
     def order(self, source_row: np.ndarray) -> np.ndarray:
         """Return the final order of rows."""
-        if self.seed is None:
-            return np.arange(source_row.size)
         return np.argsort(row_keys(source_row, self.seed))
 
 
@@ -98,35 +92,30 @@ def _as_rows(records: Records) -> Rows:
 
 
 class RunWriter:
-    """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many."""
+    """Writer of the rows of task `number`, to one run, or to several if indices become wide."""
 
     def __init__(self, form: RunFormat, number: int) -> None:
         self._form, self._number = form, number
         self._writer: PartitionWriter | None = None
-        self._n_runs = self._n_bytes = 0  # the bytes are those of the run
+        self._n_runs = 0
         self._wide = False
 
     def append(self, rows: Rows, wide: bool) -> None:
         """Append the next rows of the source; `wide` if any index needs 64 bits."""
-        form, n_buckets = self._form, 1 << self._form.bits
-        segment = self._n_bytes // max(form.memory_bytes // _SEGMENTS_IN_MEMORY, 1)
-        if self._writer and (wide != self._wide or (form.seed is None and segment >= n_buckets)):
+        form = self._form
+        if self._writer and wide != self._wide:
             self._writer.close()
             self._writer = None
-        layout = form.layout(wide)
         if self._writer is None:
             path = form.directory / f"run-{self._number:07d}-{self._n_runs:07d}"
             self._writer = PartitionWriter(
-                path, layout, n_buckets, form.memory_bytes, record_bytes=_ROW_BYTES
+                path, form.layout(wide), 1 << form.bits, form.memory_bytes, record_bytes=_ROW_BYTES
             )
-            self._n_runs, self._n_bytes, self._wide, segment = self._n_runs + 1, 0, wide, 0
+            self._n_runs += 1
+            self._wide = wide
         fields = [rows.source_row, rows.label, *([] if rows.weight is None else [rows.weight])]
-        if form.seed is None:
-            bucket = np.full(rows.n_rows, segment, np.uint16)
-        else:
-            bucket = form.buckets(rows.source_row, form.bits)
+        bucket = form.buckets(rows.source_row, form.bits)
         self._writer.append(bucket, Records(fields, rows.indptr, (rows.index, rows.value)))
-        self._n_bytes += rows.n_rows * _ROW_BYTES + rows.index.size * layout.item_bytes
 
     def close(self, hold: bool = False) -> Rows | None:
         """Write the remaining rows; with `hold`, return all if they are in memory, and write nothing."""
@@ -163,7 +152,7 @@ class RunReader:
         self._loaded = self.held
         self._runs = sorted(path.name for path in form.directory.glob("run-*"))
         # the rows of each bucket come after those of the one before
-        self.n_buckets = 1 if self.held else (len(self._runs) if form.seed is None else 1) << form.bits
+        self.n_buckets = 1 if self.held else 1 << form.bits
 
     def _reader(self, run: str) -> PartitionReader:
         runs = [run] if run else self._runs
@@ -178,11 +167,7 @@ class RunReader:
                 np.diff(rows.indptr)[order].tofile(file)
                 return [cell]
             for bucket in range(start, stop):
-                run, segment = divmod(bucket, 1 << form.bits)
-                if form.seed is None:
-                    cells += self._cut(self._runs[run], segment, _MOST_BITS)
-                else:
-                    cells += self._cut("", bucket, form.bits)
+                cells += self._cut("", bucket, form.bits)
             for cell in cells:
                 with self._reader(cell.run) as reader:
                     records = reader.read(cell.bucket, items=False)

@@ -217,13 +217,6 @@ class ConvertOptions(ColumnsOptions, TableOptions):
         section=Section.SOURCE,
     )
     seed: int = option(0, "Seed of the random order of rows.", section=Section.DATASET)
-    shuffle: bool = option(
-        True,
-        "Put rows in random order, rather than keep that of the source, which should then be random: data sorted by "
-        "label trains badly.",
-        flags="--shuffle/--no-shuffle",
-        section=Section.DATASET,
-    )
     force: bool = replaces("dataset, once the new one is complete")
 
     def __post_init__(self) -> None:

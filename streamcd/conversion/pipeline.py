@@ -42,7 +42,6 @@ from ..kernels.strings import TAIL_CODES
 from ..models.encoding import CATEGORIES_FILE, Encoding
 from .external_shuffle import (
     MAX_BITS,
-    SEGMENT_BITS,
     RunFormat,
     RunReader,
     Shape,
@@ -160,7 +159,6 @@ class Conversion:
             **({"class_names": names} if source.names_labels else {}),
             "weighted": form.weighted,
             "seed": options.seed,
-            "shuffle": options.shuffle,
             "chunk_bytes": options.chunk_size,
             "shard_bytes": options.shard_size,
             "n_explicit_zeros": counts.n_explicit_zeros,
@@ -189,15 +187,15 @@ class Conversion:
             counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
             if counted not in (0, weights.n_weights):
                 raise weights.refusal(counted)
-        bits = _UNKNOWN_BITS if options.shuffle else SEGMENT_BITS
-        if source.total_bytes is not None and options.shuffle:
+        bits = _UNKNOWN_BITS
+        if source.total_bytes is not None:
             # a bucket has to fit in a quarter of the memory: records take up to three times the bytes of dense rows' text.
             # Buckets too small cost less than buckets too large, which are cut, and written again
             expected = 12 * _EXPANSION * source.total_bytes
             bits = min(int(np.ceil(np.log2(max(expected / plan.sort_bytes, 2)))), MAX_BITS)
         form = RunFormat(
             work / "runs",
-            options.seed if options.shuffle else None,
+            options.seed,
             bits,
             source.reading.value_dtype,
             options.weights is not None or source.weighted,

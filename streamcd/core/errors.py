@@ -160,7 +160,7 @@ def _in_python(match: re.Match[str]) -> str:
         return f"streamcd.{_FUNCTIONS.get(command, command)}({', '.join(arguments)})"
     if not option:
         return match[0]
-    name = {"e": "eps", "checkpoint": "load_checkpoint"}.get(option, option.replace("-", "_"))
+    name = {"e": "eps"}.get(option, option.replace("-", "_"))
     if name in _WORDED and word not in (None, "and", "is", "or"):
         return f'{name}="{word}"'
     return name + "=True" * (name in _SWITCHES) + (f" {word}" if word else "")

@@ -209,7 +209,7 @@ class Dataset(ChunkedTable):
         return np.array(self.class_labels())[np.searchsorted(self.classes, label)]
 
     def head(self, n_rows: int = 5) -> Any:
-        """Read the first rows as they are stored: shuffled, unless converted with ``shuffle=False``.
+        """Read the first rows as they are stored, shuffled.
 
         Parameters
         ----------

@@ -379,13 +379,13 @@ class LinearClassifier(ClassifierMixin, LinearModel):
         decisions = self._decisions(X)
         if self.model_.is_binary:
             return decisions[:, 0]
-        scores = self.model_.scores(decisions)
+        scores = self.model_.decoder.scores(decisions)
         return scores[:, 1] - scores[:, 0] if self.classes_.size == 2 else scores
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the labels of rows; `X` as in `decision_function`."""
         decisions = self._decisions(X)
-        return self.classes_[self.model_.places(decisions)]
+        return self.classes_[self.model_.decoder.predicted_classes(decisions)]
 
 
 def dataset_of(

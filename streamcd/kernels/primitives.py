@@ -165,7 +165,8 @@ def _of_word(function: str, *flags: int) -> Any:
     return instruction
 
 
-trailing_zeros, leading_zeros, count_ones = _of_word("cttz", 0), _of_word("ctlz", 0), _of_word("ctpop")
+trailing_zeros = _of_word("cttz", 0)
+leading_zeros = _of_word("ctlz", 0)
 """Numbers of bits of a word; all 64 are zeros of 0."""
 
 

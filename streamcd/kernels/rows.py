@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compile import cached, inlined, kernel
-from .primitives import count_ones, prefetch
+from .primitives import prefetch
 
 AHEAD = 8
 """Number of records ahead at which the next ones to copy are prefetched."""
@@ -195,19 +195,22 @@ def scale_rows(rows, scale, n_features, unit_rows, out):
 
 
 @kernel
-def scores(rows, kept, w, intercept, out):
+def scores(rows, shape, w, intercept, out):
     """Write ``x·w_m + intercept_m`` of every row and weight vector to `out`, (rows, vectors).
 
     `rows` are the starts and stops of the rows' entries, and features and values of all, each as two read-only arrays, of
     32 and of 64 bits, one of which is empty: else a second kernel would be compiled for text, which is parsed to 64 bits.
-    `w` holds the weights of all features, (features, vectors), or of some, in order, those of the others being 0: `kept` has
-    a bit for each feature, 64 in a uint64, how many are set before each of these (both empty where all are), and the number
-    of features. Returns how many entries were left out, whose features are not among them.
+    `w` holds all weights, (features, vectors), or as CSR those that are not 0, (weights, 1): then `shape` has where those of
+    each feature begin, and their vectors, which else are empty; and the number of features. Returns how many entries were
+    left out, whose features are not among these.
     """
     start, stop, narrow, wide, single, double = rows
-    bits, before, n_features = kept
-    ignored, n_vectors, is_sparse = 0, w.shape[1], bits.size > 0
-    is_narrow, is_single = narrow.size > 0, single.size > 0
+    indptr, column, n_features = shape
+    ignored = 0
+    n_vectors = intercept.size
+    is_sparse = indptr.size > 0
+    is_narrow = narrow.size > 0
+    is_single = single.size > 0
     for i in range(start.size):
         for m in range(n_vectors):
             out[i, m] = 0.0
@@ -217,12 +220,11 @@ def scores(rows, kept, w, intercept, out):
             if j < 0 or j >= n_features:
                 ignored += 1
                 continue
-            row = np.uint64(j)
             if is_sparse:
-                word, bit = bits[j >> 6], np.uint64(j & 63)
-                if not (word >> bit) & np.uint64(1):
-                    continue
-                row = np.uint64(before[j >> 6]) + count_ones(word & ((np.uint64(1) << bit) - np.uint64(1)))
+                for p in range(indptr[j], indptr[j + 1]):
+                    out[i, column[p]] += w[p, 0] * v
+                continue
+            row = np.uint64(j)
             for m in range(n_vectors):
                 out[i, m] += w[row, m] * v
         for m in range(n_vectors):

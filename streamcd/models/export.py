@@ -105,42 +105,32 @@ def _write_json(model: Model, path: Path) -> None:
             file.write(',\n"categories": ')
             _write_array(file, [(0, part) for part in _categories(model)])
         file.write(',\n"weights": ')
-        _write_array(file, weight_blocks(model.kept_weights, scales))
+        _write_array(file, weight_blocks(model.matrix, scales))
         file.write("}\n")
 
 
 def _described(model: Model) -> dict[str, Any]:
     """Return all but large arrays."""
-    assert model.tie_order is not None
     probabilities = None
     if model.has_probabilities:
         softmax = LOSSES[model.loss].form == CLASSES
         probabilities = "softmax" if softmax else "sigmoid"
+    fields = ("loss", "parameter", "method", "C", "l1", "l2", "n_features", "index_base", "bias")
     return {
         "format": JSON_FORMAT,
         "version": 1,
-        "loss": model.loss,
-        "parameter": model.parameter,
-        "method": model.method,
-        "C": model.C,
-        "l1": model.l1,
-        "l2": model.l2,
-        **describe_support(model, model.kept_weights),
-        "n_features": model.n_features,
-        "index_base": model.index_base,
+        **{name: getattr(model, name) for name in fields},
+        **describe_support(model, model.matrix),
         "classes": None if model.has_targets else model.label_numbers(),
         "code": model.code.tolist(),
         "tie_order": model.tie_order.tolist(),
-        "bias": model.bias,
         "intercept": model.intercept.tolist(),
-        "plane_norms": model.choice.plane_norms.tolist() if model.choice.is_twin else None,
+        "plane_norms": model.decoder.plane_norms.tolist() if model.decoder.is_twin else None,
         "probabilities": probabilities,
         "scale": model.scaling.scale,
         "normalize": model.scaling.normalize,
         "encoding": None if model.encoding is None else model.encoding.record(),
-        "fingerprint": model.fingerprint,
-        "versions": model.versions,
-        "certificate": model.certificate,
+        **{name: getattr(model, name) for name in ("fingerprint", "versions", "certificate")},
     }
 
 

@@ -18,8 +18,8 @@ from ..core.memory_budget import BLOCK_WEIGHTS, format_size
 from ..core.options import Listener
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model
+from .model_file import ModelFile, stored_code
 from .named_weights import weight_blocks
-from .sparse_weights import SparseWeights
 
 _NAMES = {
     0: "L2R_LR",
@@ -110,7 +110,6 @@ def _lost_in_export(model: Model) -> Iterator[str]:
 
 
 def _write_liblinear(model: Model, file: TextIO) -> None:
-    assert model.tie_order is not None
     names = {problem: name for name, problem in _PROBLEMS.items()}
     # a model trained by another method still solves the problem of LIBLINEAR's dual solver, or of newton with l1
     tried = (
@@ -128,22 +127,27 @@ def _write_liblinear(model: Model, file: TextIO) -> None:
     if model.has_targets:
         columns = np.ones((1, 1))  # without labels, as LIBLINEAR writes it
     else:
-        columns = model.choice.score_code()[:, order]
+        columns = model.decoder.score_code()[:, order]
         if model.is_binary and name != "MCSVM_CS":
             columns = columns[:, :1]
         file.write("label " + " ".join(str(int(label)) for label in model.classes[order]) + "\n")
-    weights, scales = model.kept_weights, model.scaling.scales
-    if model.indices is not None:  # by index in the source
+    # features in the order of their indices in the source
+    end = model.n_features
+    if model.indices is not None:
+        end = int(model.indices.max(initial=model.index_base - 1)) + 1 - model.index_base
+    file.write(f"nr_feature {end}\nbias {model.bias if model.bias >= 0 else -1:.17g}\nw\n")
+    if model.indices is None:
+        for _, block in weight_blocks(model.matrix, model.scaling.scales, columns):
+            _write_weights(file, block)
+    else:
         order = np.argsort(model.indices)
-        place = model.indices[order] - model.index_base
-        weights, scales = (
-            SparseWeights(place, model.source_weights[order], int(place.max(initial=-1)) + 1),
-            None,
-        )
-    file.write(f"nr_feature {weights.shape[0]}\nbias {model.bias if model.bias >= 0 else -1:.17g}\n")
-    file.write("w\n")
-    for _, block in weight_blocks(weights, scales, columns):
-        _write_weights(file, block)
+        row = model.indices[order] - model.index_base
+        rows = max(1, BLOCK_WEIGHTS // columns.shape[1])
+        for start in range(0, end, rows):
+            first, last = np.searchsorted(row, [start, start + rows])
+            block = np.zeros((min(rows, end - start), columns.shape[1]))
+            block[row[first:last] - start] = model.source_weights[order[first:last]] @ columns + 0.0
+            _write_weights(file, block)
     if model.bias >= 0:
         _write_weights(file, model.bias_weight[np.newaxis] @ columns + 0.0)
 
@@ -224,19 +228,20 @@ def _read(file: TextIO) -> Model:
     else:
         code = np.eye(n_classes) if LOSSES[loss].form == CLASSES else 2 * np.eye(n_classes) - 1
         table = table[:, np.argsort(class_index)]
-    return Model(
-        weights=table[:n_features],
-        intercept=table[n_features] * bias if bias >= 0 else np.zeros(n_columns),
-        classes=classes,
-        code=code,
+    record = ModelFile(
         loss=loss,
         C=None,
+        n_features=n_features,
+        intercept=(table[n_features] * bias if bias >= 0 else np.zeros(n_columns)).tolist(),
+        classes=classes.tolist(),
+        code=stored_code(loss, code),
+        tie_order=(class_index[::-1] if n_classes == 2 else class_index).tolist(),
         method=method,
         bias=bias if bias >= 0 else -1.0,
         l1=float(by_l1),
         l2=float(not by_l1),
-        tie_order=class_index[::-1] if n_classes == 2 else class_index,
     )
+    return Model(record, table[:n_features])
 
 
 def _read_table(file: TextIO, n_rows: int, n_columns: int) -> np.ndarray:

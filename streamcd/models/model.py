@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,26 +21,32 @@ from ..core.setting import default_code
 from ..core.storage import local_path
 from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling, SourceIndices
-from ..kernels.loss_table import LOSSES, PLANES, Loss, row_loss
+from ..kernels.loss_table import LOSSES, Loss, row_loss
 from .encoding import Encoding
 from .matrix_encoder import matrix_rows, number_matrix
-from .model_file import STORED_FIELDS, number_text, write_model
-from .scoring import ClassChoice, SparseRows, score
-from .sparse_weights import SparseWeights, sparse_if_worth
+from .model_file import SPARSE_FILE, ModelFile, ModelScaling, number_text, sparse_weights, write_model
+from .scoring import ClassDecoder, score
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
 
 
-@dataclass
 class Model:
     """A linear classifier.
+
+    Parameters
+    ----------
+    record : ModelFile
+        All but large arrays; its fields are attributes of the model.
+    weights : array or SciPy sparse matrix, shape (n_features, n_vectors)
+    scaling, encoding, indices, deviations
+        As the attributes.
 
     Attributes
     ----------
     weights : ndarray of float64, shape (n_features, n_vectors)
         Of the values as they were scaled for the training (see `scaling`); `source_weights` are in the source's units. Where
-        few are not 0, a model on disk has these alone, and the matrix is made when it is first asked for.
+        few are not 0, a model on disk has these alone, and the array is made when it is first asked for.
     intercept : ndarray of float64, shape (n_vectors,)
         Weight of the constant feature times its value, `bias`.
     classes : ndarray of float64, shape (n_classes,)
@@ -84,8 +89,8 @@ class Model:
         Index of every feature in the source, where the training dataset numbers those that occur (``convert --compact``);
         None where they are numbered from `index_base` on.
     deviations : ndarray of float64, shape (n_features,), or None
-        Standard deviations of the features over the training rows, as these were scaled, for `nonzero_weights`; None where
-        they are not known: after a fit to arrays, of LIBLINEAR's text.
+        Standard deviations of the features over the training rows, as these were scaled; None where they are not known:
+        after a fit to arrays, of LIBLINEAR's text. Where few weights are not 0, a model on disk has those of their features.
 
     Examples
     --------
@@ -94,65 +99,62 @@ class Model:
     (1, ['-1', '1'], 1.0)
     """
 
-    weights: np.ndarray
-    intercept: np.ndarray
-    classes: np.ndarray
-    code: np.ndarray
-    loss: str
-    C: float | None
-    method: str = "dual"
-    bias: float = -1.0
-    index_base: int = 1
-    label_kind: str = "integer"
-    class_weight: dict[float, float] = field(default_factory=dict)
-    ridge: float = 1.0
-    slack: str = "hinge"
-    tie_order: np.ndarray | None = None
-    fingerprint: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    certificate: dict[str, Any] = field(default_factory=dict)
-    free_bias: bool = False
-    l1: float = 0.0
-    l2: float = 1.0
-    scaling: Scaling = field(default_factory=Scaling)
-    class_names: list[str] | None = None
-    encoding: Encoding | None = None
-    parameter: float | None = None
-    indices: np.ndarray | None = None
-    deviations: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        self.kept_weights: np.ndarray | SparseWeights
-        if isinstance(self.weights, SparseWeights):
-            self.kept_weights = self.__dict__.pop("weights")
+    def __init__(
+        self,
+        record: ModelFile,
+        weights: Any,
+        *,
+        scaling: Scaling | None = None,
+        encoding: Encoding | None = None,
+        indices: np.ndarray | None = None,
+        deviations: np.ndarray | None = None,
+    ) -> None:
+        self.record = record
+        self.scaling = scaling or Scaling()
+        self.encoding = encoding
+        self.indices = indices
+        self.deviations = deviations
+        self.is_sparse = hasattr(weights, "tocsr")
+        self.matrix: Any  # the weights, or SciPy's CSR of them
+        if self.is_sparse:
+            self.matrix = weights.tocsr()
+            # as kernels take them, also where SciPy has 64 bits for the number of features
+            self.matrix.indptr = self.matrix.indptr.astype(np.int32, copy=False)
+            self.matrix.indices = self.matrix.indices.astype(np.int32, copy=False)
         else:
-            self.kept_weights = self.weights = np.ascontiguousarray(self.weights, dtype=np.float64)
-        self.intercept = np.asarray(self.intercept, dtype=np.float64)
-        self.classes = np.asarray(self.classes, dtype=np.float64)
-        self.code = np.asarray(self.code, dtype=np.int8)
-        if self.tie_order is None:
-            self.tie_order = np.arange(self.n_classes)
-        self.tie_order = np.asarray(self.tie_order, dtype=np.int64)
-        n_vectors = self.kept_weights.shape[1] if self.kept_weights.ndim == 2 else -1
-        expected = {"weights": self.kept_weights.ndim == 2, "intercept": self.intercept.shape == (n_vectors,)}
-        expected["indices"] = self.indices is None or self.indices.shape == self.kept_weights.shape[:1]
-        expected["code"] = self.code.shape == (self.n_classes, n_vectors)
-        expected["tie_order"] = np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes))
-        expected["classes"] = self.classes.ndim == 1 and bool((np.diff(self.classes) > 0).all())
-        wrong = [name for name, fits in expected.items() if not fits]
-        if wrong:
+            self.matrix = np.ascontiguousarray(weights, dtype=np.float64)
+        self.intercept = np.array(record.intercept)
+        self.classes = np.array(record.classes)
+        n_vectors = self.intercept.size
+        if record.code is None:
+            self.code = default_code(LOSSES[record.loss].form, self.n_classes)
+        else:
+            self.code = np.array(record.code, dtype=np.int8).reshape(-1, n_vectors)
+        order = range(self.n_classes) if record.tie_order is None else record.tie_order
+        self.tie_order = np.array(order, dtype=np.int64)
+        fits = {
+            "weights": self.matrix.shape == (record.n_features, n_vectors),
+            "indices": indices is None or indices.shape == (record.n_features,),
+            "code": self.code.shape == (self.n_classes, n_vectors),
+            "tie_order": np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes)),
+            "classes": bool((np.diff(self.classes) > 0).all()),
+        }
+        if not all(fits.values()):
+            wrong = " and ".join(name for name, is_fit in fits.items() if not is_fit)
             raise ModelError(
-                f"a model's {' and '.join(wrong)} do not fit together: expected weights (features, vectors), "
+                f"a model's {wrong} do not fit together: expected weights (features, vectors), "
                 "an intercept per vector, ascending classes, and a code (classes, vectors)"
             )
 
     def __getattr__(self, name: str) -> Any:
-        """Make the matrix of weights of a model that has those alone that are not 0."""
-        kept = self.__dict__.get("kept_weights")
-        if name != "weights" or kept is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.weights = kept[:]
-        return self.weights
+        if name == "record":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.record, name)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """The weights as an array."""
+        return self.matrix.toarray() if self.is_sparse else self.matrix
 
     def __repr__(self) -> str:
         scaled = f", weights for {self.scaling.options()}" if self.scaling.changes_values else ""
@@ -176,20 +178,17 @@ class Model:
         return SourceIndices(self.index_base, self.indices)
 
     @property
-    def n_features(self) -> int:
-        """Number of features."""
-        return int(self.kept_weights.shape[0])
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        matrix = self.matrix
+        if self.is_sparse:
+            return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
+        return int(matrix.nbytes)
 
     @property
     def n_vectors(self) -> int:
         """Number of weight vectors."""
-        return int(self.kept_weights.shape[1])
-
-    @property
-    def nonzero_weights(self) -> np.ndarray:
-        """The weights, where the model has those alone that are not 0 without the others, shape (kept, n_vectors)."""
-        kept = self.kept_weights
-        return kept.value if isinstance(kept, SparseWeights) else kept
+        return self.intercept.size
 
     @property
     def n_classes(self) -> int:
@@ -218,7 +217,8 @@ class Model:
 
     def penalty(self) -> float:
         """Compute the penalty of all vectors, with the bias's weight unless it was not penalised."""
-        weights, bias = self.nonzero_weights, self.bias_weight * (not self.free_bias)
+        weights = self.matrix.data[:, np.newaxis] if self.is_sparse else self.matrix
+        bias = self.bias_weight * (not self.free_bias)
         squares = np.einsum("ij,ij->", weights, weights) + (bias**2).sum()
         sizes = np.abs(weights).sum() + np.abs(bias).sum() if self.l1 else 0.0
         return float(0.5 * self.l2 * squares + self.l1 * sizes)
@@ -230,8 +230,7 @@ class Model:
 
         Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`; `threads` share them.
         """
-        rows = SparseRows(indptr[:-1], indptr[1:], feature, value)
-        return score(rows, self.kept_weights, self.intercept, threads)
+        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept, threads)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
@@ -308,7 +307,7 @@ class Model:
             Where a frame lacks one of the table's columns.
         """
         decisions = self.matrix_decisions(X)
-        return decisions[:, 0] if self.is_binary or self.has_targets else self.scores(decisions)
+        return decisions[:, 0] if self.is_binary or self.has_targets else self.decoder.scores(decisions)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the labels of rows, or their targets; `X` and errors as in `decision_function`."""
@@ -318,7 +317,7 @@ class Model:
         """Return the predicted labels, as in the source, or targets; shape (rows,)."""
         if self.has_targets:
             return decisions[:, 0]
-        return np.array(self.label_numbers())[self.places(decisions)]
+        return np.array(self.label_numbers())[self.decoder.predicted_classes(decisions)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
@@ -327,32 +326,15 @@ class Model:
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
 
-    def scores(self, decisions: np.ndarray) -> np.ndarray:
-        """Compute ``h(x)·M_r`` of every class ``r``, up to a constant common to all classes; shape (rows, n_classes).
-
-        For twin planes, minus the distance to each class's plane.
-        """
-        return self.choice.scores(decisions)
-
-    def places(self, decisions: np.ndarray) -> np.ndarray:
-        """Return the predicted classes, as indices into `classes`; shape (rows,)."""
-        return self.choice.places(decisions)
-
     @cached_property
-    def choice(self) -> ClassChoice:
+    def decoder(self) -> ClassDecoder:
         """Choice of a class by decisions."""
-        return ClassChoice(self.loss, self.code, self.nonzero_weights, self.tie_order)
-
-    def labels(self, decisions: np.ndarray) -> np.ndarray:
-        """Return the predicted labels or targets, float64; shape (rows,)."""
-        if self.has_targets:
-            return decisions[:, 0]
-        return self.classes[self.places(decisions)]
+        return ClassDecoder(self.loss, self.code, self.matrix, self.tie_order)
 
     @property
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic, with a vector per class or one for two classes."""
-        one_each = self.is_binary or self.choice.one_vector_per_class
+        one_each = self.is_binary or self.decoder.one_vector_per_class
         return not self.has_targets and one_each and LOSSES[self.loss].probabilities
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
@@ -367,7 +349,7 @@ class Model:
                 "probabilities need a model trained with --loss log_loss or multinomial, and one vector per class; this one "
                 f"was trained with {found}"
             )
-        return self.choice.log_probabilities(decisions)
+        return self.decoder.log_probabilities(decisions)
 
     def label_text(self, label: float) -> str:
         """Format a label as in the source: a name or a number, integers without a decimal point."""
@@ -382,10 +364,6 @@ class Model:
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
         return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
-
-    def feature_name(self, feature: int) -> str:
-        """Name a 0-based feature."""
-        return self.feature_names(np.array([feature]))[0]
 
     def feature_names(self, features: np.ndarray) -> list[str]:
         """Name 0-based features; without names, "feature" and its index in the source."""
@@ -442,40 +420,24 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        weights: Any = self.kept_weights if rows is not None else sparse_if_worth(self.kept_weights)
-        arrays: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]] = {}
+        arrays: dict[str, Any] = {}
+        matrix = None
+        if rows is None:
+            matrix = self.matrix if self.is_sparse else sparse_weights([self.matrix], self.matrix.shape)
         deviations = self.deviations
-        if isinstance(weights, SparseWeights):
-            if deviations is not None and weights is not self.kept_weights:
-                deviations = deviations[weights.feature]
-            arrays["support.npy"] = weights.feature.shape, (weights.feature,)
-            weights = weights.value
-        arrays["weights.npy"] = weights.shape, (weights,) if rows is None else rows
-        if self.scaling.scales is not None:
-            arrays["scaling.npy"] = self.scaling.scales.shape, (self.scaling.scales,)
-        if self.indices is not None:
-            arrays["indices.npy"] = self.indices.shape, (self.indices,)
-        if deviations is not None:
-            arrays["deviations.npy"] = deviations.shape, (deviations,)
-        write_model(local_path(path, "a model"), self._description(), arrays, self.encoding)
-
-    def _description(self) -> dict[str, Any]:
-        """Return the content of ``model.json``, but for checksums."""
-        fields: dict[str, Any] = {}
-        for name in STORED_FIELDS:
-            value = getattr(self, name)
-            fields[name] = value.tolist() if isinstance(value, np.ndarray) else value
-        # that of `default_code` is not stored: with many classes it would fill the file
-        one_each = self.n_classes > 2 and self.choice.one_vector_per_class
-        default = one_each and self.code[0, -1] == default_code(LOSSES[self.loss].form, self.n_classes)[0, -1]
-        fields["code"] = None if default else self.code.tolist()
-        if LOSSES[self.loss].form != PLANES:
-            del fields["ridge"], fields["slack"]
-        if self.parameter is None:
-            del fields["parameter"]
-        fields["class_weight"] = {
-            number_text(label, self.label_kind): weight for label, weight in self.class_weight.items()
+        if matrix is not None:
+            arrays[SPARSE_FILE] = matrix
+            deviations = deviations if deviations is None else deviations[np.diff(matrix.indptr) > 0]
+        else:
+            arrays["weights.npy"] = self.matrix if rows is None else (self.matrix.shape, rows)
+        arrays |= {
+            "scaling.npy": self.scaling.scales,
+            "indices.npy": self.indices,
+            "deviations.npy": deviations,
         }
-        fields["encoding"] = None if self.encoding is None else self.encoding.record()
-        fields["scaling"] = self.scaling.to_json() if self.scaling.changes_values else None
-        return fields
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        record = self.record.but(
+            scaling=ModelScaling(**self.scaling.to_json()) if self.scaling.changes_values else None,
+            encoding=self.encoding and self.encoding.record(),
+        )
+        write_model(local_path(path, "a model"), record, arrays, self.encoding)

@@ -1,22 +1,23 @@
-"""Files of a model on disk: the structure of ``model.json``, its description, and arrays with checksums."""
+"""Files of a model on disk: the record that is ``model.json``, and arrays with checksums."""
 
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from ..core.errors import ModelError
 from ..core.files import Count, Kind, Structure, metadata_text, replacing
-from ..core.setting import check_class_names
+from ..core.setting import check_class_names, default_code, has_vector_per_class
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.schema import ScalingRecord
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
-from .sparse_weights import SparseWeights
 
 
 class ModelScaling(ScalingRecord):
@@ -26,37 +27,40 @@ class ModelScaling(ScalingRecord):
 
 
 class ModelFile(Structure, kw_only=True):
-    """Content of ``model.json``; the fields are those of `Model`."""
+    """Content of ``model.json``: all of a model but its large arrays; see `Model`.
+
+    `scaling`, `encoding`, `is_sparse` and the checksums are those of the files beside it, set when these are written.
+    """
 
     loss: str
-    method: str
     C: float | None
     n_features: Count
-    bias: float
+    intercept: list[float]
+    classes: list[float]
+    code: list[list[int]] | None = None  # None: that of `default_code`
+    tie_order: list[Count] | None = None  # None: ascending
+    method: str = "dual"
+    bias: float = -1.0
     free_bias: bool = False
     l1: float = 0.0
     l2: float = 1.0
-    intercept: list[float]
-    classes: list[float]
-    label_kind: str
-    code: list[list[int]] | None
-    tie_order: list[Count]
+    index_base: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    label_kind: str = "integer"
+    class_names: list[str] | None = None
+    class_weight: dict[float, float] = msgspec.field(default_factory=dict)
     ridge: float = 1.0
     slack: str = "hinge"
     parameter: float | None = None
-    class_weight: dict[float, float]
-    index_base: Literal[0, 1]
-    fingerprint: str
-    versions: dict[str, str]
-    certificate: dict[str, Any]
+    fingerprint: str = ""
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    certificate: dict[str, Any] = msgspec.field(default_factory=dict)
     scaling: ModelScaling | None = None
-    class_names: list[str] | None = None
     encoding: EncodingRecord | None = None
+    is_sparse: bool = False
+    weights_checksum: str = ""
     categories_checksum: str = ""
-    weights_checksum: str
-    support_checksum: str = ""  # of ``support.npy``, where weights that are not 0 are stored alone
-    indices_checksum: str = ""  # of ``indices.npy``, where the features have any indices in the source
-    deviations_checksum: str = ""  # of ``deviations.npy``, where those of the training rows are known
+    indices_checksum: str = ""  # empty where features are numbered from `index_base` on
+    deviations_checksum: str = ""  # empty where deviations are not known
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -71,31 +75,42 @@ class ModelFile(Structure, kw_only=True):
         if self.class_names is not None:
             check_class_names(self.class_names, self.classes)
 
+    @property
+    def weights_file(self) -> str:
+        """Name of the file of the weights."""
+        return SPARSE_FILE if self.is_sparse else "weights.npy"
+
+
+def stored_code(loss: str, code: np.ndarray) -> list[list[int]] | None:
+    """Return a code for a model's file, None for that of `default_code`: with many classes it would fill the file."""
+    if len(code) > 2 and has_vector_per_class(code):
+        default = default_code(LOSSES[loss].form, len(code))
+        if code[0, -1] == default[0, -1]:
+            return None
+    return code.astype(np.int8, copy=False).tolist()
+
 
 def number_text(label: float, label_kind: str) -> str:
     """Format a label that is a number as in the source: integers without a decimal point."""
     return str(int(label)) if label_kind == "integer" else repr(float(label))
 
 
+SPARSE_FILE = "weights.npz"
+"""File of weights few of which are not 0: SciPy's of a matrix in CSC."""
+
 MODEL_FILES = {
     "weights.npy",
-    "support.npy",
+    SPARSE_FILE,
     "scaling.npy",
     "indices.npy",
     "deviations.npy",
     CATEGORIES_FILE,
 }
-"""Files of a model beside ``model.json``, of which any but the first may be absent."""
-
-STORED_FIELDS = [
-    name
-    for name in ModelFile.__struct_fields__
-    if name not in ("scaling", "code", "encoding") and not name.endswith("_checksum")
-]
+"""Files of a model beside ``model.json``, of which any may be absent but for one of the first two."""
 
 MODEL = Kind(
     "streamcd-model",
-    3,
+    4,
     ModelFile,
     ModelError,
     "restore it from a copy, or train again",
@@ -103,40 +118,44 @@ MODEL = Kind(
 
 
 def write_model(
-    directory: Path,
-    description: dict[str, Any],
-    arrays: Mapping[str, tuple[tuple[int, ...], Iterable[np.ndarray]]],
-    encoding: Encoding | None,
+    directory: Path, record: ModelFile, arrays: Mapping[str, Any], encoding: Encoding | None
 ) -> None:
-    """Write a model's files: each array from its shape and blocks of rows, the categories, and ``model.json`` last."""
-    categories = [CATEGORIES_FILE] if encoding is not None and encoding.has_categories else []
-    names = [*arrays, *categories, "model.json"]
-    with replacing(*(directory / name for name in names)) as partial:
-        files = dict(zip(names, partial, strict=True))
-        for name, (shape, blocks) in arrays.items():
-            _write_array(files[name], shape, blocks)
-        if encoding is not None and categories:
+    """Write a model's files: arrays, sparse weights, or (shape, blocks of rows); categories; and ``model.json`` last."""
+    names = [*arrays]
+    if encoding is not None and encoding.has_categories:
+        names.append(CATEGORIES_FILE)
+    with replacing(*(directory / name for name in [*names, "model.json"])) as (*partials, description):
+        files = dict(zip(names, partials, strict=True))
+        for name, array in arrays.items():
+            with open(files[name], "wb") as file:
+                if name == SPARSE_FILE:
+                    import scipy.sparse as sp
+
+                    sp.save_npz(file, array.tocsc(), compressed=False)
+                    continue
+                shape, blocks = array if isinstance(array, tuple) else (array.shape, [array])
+                dtype = "<i8" if name == "indices.npy" else "<f8"
+                header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for block in blocks:
+                    np.ascontiguousarray(block, dtype=dtype).tofile(file)
+        if encoding is not None and CATEGORIES_FILE in files:
             encoding.save(files[CATEGORIES_FILE])
-        checksums = {name: file_checksum(files[name]) for name in names[:-1]}
-        for name in ("weights", "support", "indices", "deviations"):
-            description[f"{name}_checksum"] = checksums.get(f"{name}.npy", "")
-        description["categories_checksum"] = checksums.get(CATEGORIES_FILE, "")
-        if "scaling.npy" in arrays:
-            description["scaling"]["checksum"] = checksums["scaling.npy"]
-        files["model.json"].write_bytes(metadata_text(MODEL, description, allow_nan=False))
+        sums = {name: file_checksum(path) for name, path in files.items()}
+        record = record.but(
+            is_sparse=SPARSE_FILE in files,
+            weights_checksum=sums.get(SPARSE_FILE) or sums["weights.npy"],
+            indices_checksum=sums.get("indices.npy", ""),
+            deviations_checksum=sums.get("deviations.npy", ""),
+            categories_checksum=sums.get(CATEGORIES_FILE, ""),
+            scaling=record.scaling and record.scaling.but(checksum=sums.get("scaling.npy", "")),
+        )
+        description.write_bytes(
+            metadata_text(MODEL, msgspec.to_builtins(record, str_keys=True), allow_nan=False)
+        )
     # files of the model that was here before
     for name in MODEL_FILES.difference(names):
         (directory / name).unlink(missing_ok=True)
-
-
-def _write_array(path: Path, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> None:
-    """Write a ``.npy`` file of float64, or int64 of numbers of features, from blocks of rows."""
-    with open(path, "wb") as file:
-        dtype = "<i8" if path.name.startswith(("support", "indices")) else "<f8"
-        header = {"descr": dtype, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for block in blocks:
-            np.ascontiguousarray(block, dtype=dtype).tofile(file)
 
 
 def check_file(path: Path, checksum: str) -> None:
@@ -147,24 +166,56 @@ def check_file(path: Path, checksum: str) -> None:
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
 
 
-def read_array(path: Path, checksum: str, n_rows: int | None, n_dimensions: int) -> np.ndarray:
-    """Read an array of the model with its checksum and shape checked; any number of rows with None."""
+def read_array(path: Path, checksum: str, n_rows: int, n_dimensions: int = 1) -> np.ndarray:
+    """Read an array of the model with its checksum and shape checked."""
     check_file(path, checksum)
     array: np.ndarray = np.load(path, allow_pickle=False)
-    if array.ndim != n_dimensions or n_rows not in (None, array.shape[0]):
-        rows = "rows" if n_rows is None else f"{n_rows} rows"
-        raise ModelError(f"{path}: expected {rows} in {n_dimensions} dimensions, found shape {array.shape}")
+    if array.ndim != n_dimensions or array.shape[0] != n_rows:
+        raise ModelError(
+            f"{path}: expected {n_rows} rows in {n_dimensions} dimensions, found shape {array.shape}"
+        )
     return array
 
 
-def read_weights(directory: Path, description: ModelFile) -> np.ndarray | SparseWeights:
-    """Read the weights of a model with checksums and shapes checked."""
-    path, support = directory / "weights.npy", directory / "support.npy"
-    if not description.support_checksum:
-        return read_array(path, description.weights_checksum, description.n_features, 2)
-    feature = read_array(support, description.support_checksum, None, 1)
-    value = read_array(path, description.weights_checksum, feature.size, 2)
+def read_weights(directory: Path, record: ModelFile) -> Any:
+    """Read the weights of a model with checksums and shapes checked: an array, or SciPy's CSR."""
+    path = directory / record.weights_file
+    if not record.is_sparse:
+        return read_array(path, record.weights_checksum, record.n_features, 2)
+    import scipy.sparse as sp
+
+    check_file(path, record.weights_checksum)
     try:
-        return SparseWeights(feature, value, description.n_features)
-    except ValueError as error:
-        raise ModelError(f"{support}: damaged ({error})") from None
+        matrix = sp.load_npz(path)
+        matrix.check_format(full_check=True)
+    except (AttributeError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{path}: damaged ({error})") from None
+    if matrix.shape[0] != record.n_features:
+        raise ModelError(f"{path}: expected {record.n_features} rows, found shape {matrix.shape}")
+    return sp.csr_array(matrix)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights few of which are not 0
+
+
+def is_worth(n_nonzero: int, shape: tuple[int, int]) -> bool:
+    """Tell whether weights take less than a quarter, and in memory three quarters, by those that are not 0."""
+    n_bytes = 8 * shape[0] * shape[1]
+    return n_bytes >= 1 << 16 and 12 * n_nonzero <= n_bytes // 4
+
+
+def sparse_weights(blocks: Iterable[np.ndarray], shape: tuple[int, int]) -> Any:
+    """Make SciPy's CSR of weights from blocks of their rows; None where it is not worth it."""
+    import scipy.sparse as sp
+
+    if not is_worth(0, shape):
+        return None
+    parts = [sp.csr_array((0, shape[1]))]
+    n_nonzero = 0
+    for block in blocks:
+        n_nonzero += int(np.count_nonzero(block))
+        if not is_worth(n_nonzero, shape):
+            return None
+        parts.append(sp.csr_array(block))
+    return sp.vstack(parts, format="csr")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,24 +13,23 @@ from ..core.setting import place_of_label
 from ..dataset.schema import class_labels
 from ..kernels.loss_table import LOSSES, PLANES
 
-if TYPE_CHECKING:
-    from .sparse_weights import SparseWeights
-
 
 def weight_blocks(
-    weights: np.ndarray | SparseWeights,
+    weights: Any,
     scales: np.ndarray | None = None,
     columns: np.ndarray | None = None,
     most: int = BLOCK_WEIGHTS,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield weights in the source's units, some features at a time: the first feature, and an array (features, columns).
 
-    `scales` are the divisors of the features, if there are any; `columns` (vectors, columns) makes columns of the vectors.
+    `weights` are an array or SciPy's CSR. `scales` are the divisors of the features, if there are any; `columns` (vectors,
+    columns) makes columns of the vectors.
     """
     wide = max(weights.shape[1], 1 if columns is None else columns.shape[1], 1)
     rows = max(1, most // wide)
     for start in range(0, weights.shape[0], rows):
-        block = np.asarray(weights[start : start + rows])
+        block = weights[start : start + rows]
+        block = block.toarray() if hasattr(block, "toarray") else np.asarray(block)
         if scales is not None:
             block = block / scales[start : start + rows, np.newaxis]
         # + 0.0 turns the -0 of a product into 0
@@ -112,13 +111,13 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
     if model.is_binary:
         labels = labels[1:]
-    elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.choice.one_vector_per_class):
-        columns = model.choice.score_code()
+    elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.decoder.one_vector_per_class):
+        columns = model.decoder.score_code()
     intercept = model.intercept if columns is None else model.intercept @ columns
-    kept, deviations, scales = model.kept_weights, model.deviations, model.scaling.scales
-    blocks = weight_blocks(model.nonzero_weights, columns=columns)
-    largest = largest_weights(blocks, len(labels), top, deviations)
-    feature = largest.row if isinstance(kept, np.ndarray) else kept.feature[largest.row]
+    scales = model.scaling.scales
+    deviations = model.deviations
+    largest = largest_weights(weight_blocks(model.matrix, columns=columns), len(labels), top, deviations)
+    feature = largest.row
     source_weight = largest.weight if scales is None else largest.weight / scales[feature]
     fields = {
         "feature": feature.tolist(),
@@ -129,7 +128,7 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     order = "|weight|: the model does not know the standard deviations of its features"
     if deviations is not None:
         order = "|weight × standard deviation of the feature|"
-        fields["standardized_weight"] = (largest.weight * deviations[largest.row] + 0.0).tolist()
+        fields["standardized_weight"] = (largest.weight * deviations[feature] + 0.0).tolist()
     listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     classes = [
         {
@@ -181,7 +180,7 @@ def vector_labels(model: Any, n_vectors: int) -> list[Any]:
     return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
 
 
-def describe_support(model: Any, weights: np.ndarray | SparseWeights) -> dict[str, Any]:
+def describe_support(model: Any, weights: Any) -> dict[str, Any]:
     """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
     if not model.l1:
         return {}

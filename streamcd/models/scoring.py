@@ -6,47 +6,43 @@ Predictions, evaluations, held-out folds and estimators are all scored here.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..core.parallel import Threads
 from ..core.setting import has_vector_per_class
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
-from .sparse_weights import SparseWeights
 
-
-class SparseRows(NamedTuple):
-    """Rows of entries: row ``r`` has those from ``start[r]`` to ``stop[r]`` of the 0-based `feature` and of `value`."""
-
-    start: np.ndarray
-    stop: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
+SparseRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Starts and stops of rows, among the 0-based features and the values of entries."""
 
 
 def score(
-    rows: SparseRows,
-    weights: np.ndarray | SparseWeights,
-    intercept: np.ndarray,
-    threads: Threads | None = None,
+    rows: SparseRows, weights: Any, intercept: np.ndarray, threads: Threads | None = None
 ) -> tuple[np.ndarray, int]:
     """Compute ``x W + intercept`` of rows, shape (rows, vectors), and count the entries of unknown features, ignored.
 
-    `weights` is (features, vectors); `threads` share the rows.
+    `weights` is an array (features, vectors) or SciPy's CSR; `threads` share the rows.
     """
     from ..kernels import rows as kernels  # here, because it imports numba
 
-    out, ignored = np.empty((rows.start.size, weights.shape[1])), list[int]()
-    none = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    words, value = (weights.words, weights.value) if isinstance(weights, SparseWeights) else (none, weights)
-    entries = *_by_width(rows.feature, np.int32, np.int64), *_by_width(rows.value, np.float32, np.float64)
+    start, stop, feature, value = rows
+    out = np.empty((start.size, intercept.size))
+    ignored: list[int] = []
+    indptr = column = np.zeros(0, np.int32)
+    if not isinstance(weights, np.ndarray):
+        indptr = weights.indptr
+        column = weights.indices
+    shape = indptr, column, weights.shape[0]
+    numbers = weights.data[:, np.newaxis] if indptr.size else weights
+    entries = *_by_width(feature, np.int32, np.int64), *_by_width(value, np.float32, np.float64)
 
     def score_share(share: slice) -> None:
-        own = rows.start[share], rows.stop[share], *entries
-        ignored.append(kernels.scores(own, (*words, weights.shape[0]), value, intercept, out[share]))
+        part = start[share], stop[share], *entries
+        ignored.append(kernels.scores(part, shape, numbers, intercept, out[share]))
 
-    n_entries = int((rows.stop - rows.start).sum())
+    n_entries = int((stop - start).sum())
     (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])
     return out, sum(ignored)
 
@@ -66,18 +62,18 @@ def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:
 # Classes
 
 
-class ClassChoice:
+class ClassDecoder:
     """Choice of a class by the decisions of a classifier's vectors, the columns of `weights`.
 
-    `code` (classes, vectors) has the sign of each class for each vector. With two classes and one vector, positive decisions
-    are the larger class's. With more, the class with the largest ``h(x)·M_r`` is chosen; of twin planes the nearest one's.
-    `order`, indices of classes in order of preference, settles ties.
+    `weights` are an array or SciPy's CSR; `code` (classes, vectors) has the sign of each class for each vector. With two
+    classes and one vector, positive decisions are the larger class's. With more, the class with the largest ``h(x)·M_r`` is
+    chosen; of twin planes the nearest one's. `order`, indices of classes in order of preference, settles ties.
     """
 
-    def __init__(
-        self, loss: str, code: np.ndarray, weights: np.ndarray, order: np.ndarray | None = None
-    ) -> None:
-        self.is_twin, self.code, self._weights = LOSSES[loss].form == PLANES, code, weights
+    def __init__(self, loss: str, code: np.ndarray, weights: Any, order: np.ndarray | None = None) -> None:
+        self.is_twin = LOSSES[loss].form == PLANES
+        self.code = code
+        self._weights = weights
         self._loss = loss
         self._order = np.arange(len(code)) if order is None else order
         self.is_binary = code.shape == (2, 1)
@@ -93,7 +89,7 @@ class ClassChoice:
             return -np.divide(np.abs(decisions), norms, out=distances, where=norms > 0)
         return decisions if self.one_vector_per_class else decisions @ self.score_code()
 
-    def places(self, decisions: np.ndarray) -> np.ndarray:
+    def predicted_classes(self, decisions: np.ndarray) -> np.ndarray:
         """Return the indices of the chosen classes; shape (rows,)."""
         if self.is_binary:
             positive = decisions[:, 0] >= 0 if self._order[0] == 1 else decisions[:, 0] > 0
@@ -129,7 +125,10 @@ class ClassChoice:
 
     @cached_property
     def plane_norms(self) -> np.ndarray:
-        return np.sqrt(np.einsum("ij,ij->j", self._weights, self._weights))
+        w = self._weights
+        if isinstance(w, np.ndarray):
+            return np.sqrt(np.einsum("ij,ij->j", w, w))
+        return np.sqrt(np.bincount(w.indices, w.data**2, w.shape[1]))
 
     @property
     def code_bytes(self) -> int:

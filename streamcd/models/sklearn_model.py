@@ -12,7 +12,7 @@ from ..kernels.loss_table import LOSSES, PLANES
 
 def sklearn_estimator(model: Any) -> Any:
     """Make a fitted estimator that predicts as a model does, for rows in the source's units; see `Model.to_sklearn`."""
-    of_code = not (model.has_targets or model.is_binary or model.choice.one_vector_per_class)
+    of_code = not (model.has_targets or model.is_binary or model.decoder.one_vector_per_class)
     expected = "to_sklearn: expected the decisions of a linear estimator, found"
     refuse(
         ModelError,

@@ -14,24 +14,15 @@ from ..core.errors import ModelError, StreamcdError, first_of
 from ..core.files import describe_other_kind, kind_of_directory, read_metadata
 from ..core.memory_budget import parse_size, require
 from ..core.options import with_known_keywords
-from ..core.setting import Setting, asked_text, default_code
+from ..core.setting import Setting, asked_text
 from ..core.storage import local_path
 from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, read_encoding
 from .model import Model
-from .model_file import (
-    MODEL,
-    MODEL_FILES,
-    STORED_FIELDS,
-    ModelFile,
-    check_file,
-    read_array,
-    read_weights,
-)
+from .model_file import MODEL, MODEL_FILES, ModelFile, check_file, read_array, read_weights
 from .named_weights import describe_support, describe_weights, vector_labels
-from .sparse_weights import SparseWeights
 
 
 def path_directory(model_path: Path, setting: Setting) -> Path:
@@ -94,34 +85,29 @@ def load_model(
         return path
     path = local_path(path, "a run or a model")
     directory = find_model(path, C, l1)
-    if memory is not None and (directory / "weights.npy").exists():
-        names = MODEL_FILES if deviations else MODEL_FILES - {"deviations.npy"}
-        files = [directory / name for name in names]
-        require(
-            parse_size(memory), {"the model": sum(file.stat().st_size for file in files if file.exists())}
-        )
     description_path = directory / "model.json"
     try:
-        _, description = read_metadata(description_path, MODEL)
+        _, record = read_metadata(description_path, MODEL)
     except (FileNotFoundError, NotADirectoryError):
         expected = f"{path}: expected a run or a model"
         if kind_of_directory(path) == "a dataset":
             expected = describe_other_kind(path, "a run or a model")
         elif (path / "config.json").exists():
+            # of a run on workers, which `resume` has to be given again
+            workers = " --workers N" * (b'"rounds": {' in (path / "config.json").read_bytes())
             expected = (
-                f"{path}: this run has no model yet; 'streamcd resume {path}' goes on with it, and evaluate, predict, "
-                "weights and export take the model of its last checkpoint by --checkpoint"
+                f"{path}: this run has no model yet; 'streamcd resume {path}{workers}' goes on with it, "
+                f"'streamcd resume {path}{workers} --max-passes 1' ends it with the pass begun"
             )
         elif path.is_file():
             expected += f", found a file ('streamcd import {path} MODEL' reads LIBLINEAR's text)"
         else:
             expected += f", found {'no model.json in it' if path.exists() else 'nothing there'}"
         raise ModelError(expected) from None
+    if memory is not None:
+        require(parse_size(memory), {"the model": _bytes(directory, record, deviations)})
     try:
-        model = _read(directory, description, read_weights(directory, description))
-        if deviations and (checksum := description.deviations_checksum):
-            n_rows = len(model.nonzero_weights)
-            model.deviations = read_array(directory / "deviations.npy", checksum, n_rows, 1)
+        model = _read(directory, record, deviations)
     except StreamcdError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -148,8 +134,9 @@ def verify_model(path: Path, *, memory: int | str) -> list[str]:
     problems = []
     for directory in models_of_path(path).values() or [find_model(path)]:
         try:
-            if not np.isfinite(load_model(directory, memory=memory).nonzero_weights).all():
-                problems.append(f"{directory / 'weights.npy'}: a weight that is not finite")
+            model = load_model(directory, memory=memory)
+            if not np.isfinite(model.matrix.data if model.is_sparse else model.matrix).all():
+                problems.append(f"{directory / model.weights_file}: a weight that is not finite")
         except ModelError as error:
             problems.append(str(error))
     return problems
@@ -158,10 +145,10 @@ def verify_model(path: Path, *, memory: int | str) -> list[str]:
 def stored_certificate(path: Path) -> dict[str, Any] | None:
     """Read the certificate of the model in a directory; None if there is no complete model."""
     try:
-        _, description = read_metadata(path / "model.json", MODEL)
+        _, record = read_metadata(path / "model.json", MODEL)
     except (OSError, ModelError):
         return None
-    return description.certificate if description.certificate and (path / "weights.npy").exists() else None
+    return record.certificate if record.certificate and (path / record.weights_file).exists() else None
 
 
 def find_model(path: str | os.PathLike[str], C: float | None = None, l1: float | None = None) -> Path:
@@ -194,27 +181,38 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     )
 
 
-def _read(directory: Path, description: ModelFile, weights: np.ndarray | SparseWeights) -> Model:
-    n_features, stored = description.n_features, description.scaling
+def _bytes(directory: Path, record: ModelFile, deviations: bool) -> int:
+    """Return the memory that a model takes while it is read, as its files tell."""
+    files = {name: directory / name for name in MODEL_FILES if deviations or name != "deviations.npy"}
+    sizes = {name: file.stat().st_size for name, file in files.items() if file.exists()}
+    if record.is_sparse:  # by vector on disk and by feature in memory, where deviations are of all features
+        sizes["by feature"] = sizes.get(record.weights_file, 0) + 4 * record.n_features
+        sizes["deviations.npy"] = 8 * record.n_features * ("deviations.npy" in sizes)
+    return sum(sizes.values())
+
+
+def _read(directory: Path, record: ModelFile, with_deviations: bool) -> Model:
+    weights = read_weights(directory, record)
+    n_features = record.n_features
     scaling = Scaling()
-    if stored is not None:
-        path, divides = directory / "scaling.npy", stored.scale != "none"
-        scales = read_array(path, stored.checksum, n_features, 1) if divides else None
-        scaling = Scaling(stored.scale, stored.normalize, scales, stored.digest)
+    if record.scaling is not None:
+        scales = None
+        if record.scaling.scale != "none":
+            scales = read_array(directory / "scaling.npy", record.scaling.checksum, n_features)
+        scaling = Scaling(record.scaling.scale, record.scaling.normalize, scales, record.scaling.digest)
     indices = None
-    if description.indices_checksum:
-        indices = read_array(directory / "indices.npy", description.indices_checksum, n_features, 1)
-    if description.categories_checksum:
-        check_file(directory / CATEGORIES_FILE, description.categories_checksum)
-    encoding = read_encoding(directory / CATEGORIES_FILE, description.encoding)
-    if description.code is None:
-        code = default_code(LOSSES[description.loss].form, len(description.classes))
-    else:
-        code = np.array(description.code, dtype=np.int8).reshape(-1, weights.shape[1])
-    # fields of the same name in both; `Model` makes the arrays
-    same = {name: getattr(description, name) for name in STORED_FIELDS if name != "n_features"}
-    own: dict[str, Any] = {"weights": weights, "code": code, "scaling": scaling, "encoding": encoding}
-    return Model(**own, indices=indices, **same)
+    if record.indices_checksum:
+        indices = read_array(directory / "indices.npy", record.indices_checksum, n_features)
+    if record.categories_checksum:
+        check_file(directory / CATEGORIES_FILE, record.categories_checksum)
+    encoding = read_encoding(directory / CATEGORIES_FILE, record.encoding)
+    deviations = None
+    if with_deviations and record.deviations_checksum:
+        path = directory / "deviations.npy"
+        deviations = np.zeros(n_features)
+        known = np.diff(weights.indptr) > 0 if record.is_sparse else np.ones(n_features, np.bool_)
+        deviations[known] = read_array(path, record.deviations_checksum, int(known.sum()))
+    return Model(record, weights, scaling=scaling, encoding=encoding, indices=indices, deviations=deviations)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,12 +299,12 @@ def describe_path(path: str | Path) -> list[dict[str, Any]]:
     return described
 
 
-def _mapped_weights(path: Path, stored: ModelFile) -> np.ndarray | SparseWeights:
+def _mapped_weights(path: Path, stored: ModelFile) -> Any:
     """Map the weights of a model, unless they are few; raises `ModelError` where there is no intercept for each vector."""
-    if stored.support_checksum:
+    if stored.is_sparse:
         weights = read_weights(path, stored)
     else:
-        weights = np.asarray(np.load(path / "weights.npy", mmap_mode="r"))
+        weights = np.load(path / "weights.npy", mmap_mode="r")
     if weights.shape[1:] != (len(stored.intercept),):
         raise ModelError(
             f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"

@@ -49,7 +49,7 @@ class _Evaluation:
 
     def _add_classes(self, rows: ScoredBlock) -> None:
         model, decisions, weight = self.model, rows.decisions, rows.weight
-        predicted = model.places(decisions)
+        predicted = model.decoder.predicted_classes(decisions)
         place, known = class_indices(model.classes, rows.label)
         self.all.add(weight, accuracy=known & (place == predicted))
         self._add_confusion(rows.label, predicted, weight)
@@ -63,7 +63,7 @@ class _Evaluation:
         if self.costs is not None:
             self.loss += float(row_losses(model, place, decisions, self.costs[place] * weight, weight).sum())
         if model.n_classes == 2:
-            self.roc.add(model.choice.preferences(decisions)[:, 0], place == 1, weight)
+            self.roc.add(model.decoder.preferences(decisions)[:, 0], place == 1, weight)
 
     def _add_confusion(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
         labels = np.union1d(self.labels, label)

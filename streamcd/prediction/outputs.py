@@ -87,10 +87,10 @@ class PredictionColumns:
         columns["source"] = np.arange(first_row, first_row + len(decisions))
         if model.has_targets:
             return pa.table(columns | {"prediction": decisions[:, 0]})
-        columns["prediction"] = self._labels.take(pa.array(model.places(decisions)))
+        columns["prediction"] = self._labels.take(pa.array(model.decoder.predicted_classes(decisions)))
         of_decisions, of_probabilities = self._of_labels
         if self.decision:
-            columns |= zip(of_decisions, model.choice.preferences(decisions).T, strict=True)
+            columns |= zip(of_decisions, model.decoder.preferences(decisions).T, strict=True)
         if self.proba:
             columns |= zip(of_probabilities, np.exp(model.log_probabilities(decisions)).T, strict=True)
         return pa.table(columns)

@@ -127,7 +127,7 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
             return np.exp(model.log_probabilities(decisions))
         if not asked.decision:
             return model.predicted(decisions)
-        preferences: np.ndarray = model.choice.preferences(decisions)
+        preferences: np.ndarray = model.decoder.preferences(decisions)
         return preferences[:, 0] if model.n_classes <= 2 else preferences
 
     none = values(np.empty((0, model.n_vectors)))  # raises before any work

@@ -322,9 +322,9 @@ def row_bytes(model: Model) -> int:
 
 def _model_bytes(model: Model) -> int:
     """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
-    arrays = model.kept_weights.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
+    arrays = model.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
     arrays += model.source_indices.nbytes
-    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.choice.code_bytes
+    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.decoder.code_bytes
 
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:

@@ -15,7 +15,7 @@ from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
 from ..dataset.schema import ChunkData
-from ..models.scoring import ClassChoice, SparseRows, score
+from ..models.scoring import ClassDecoder, score
 from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, score_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
 from ..solvers.problem import Problem, losses_of
@@ -45,7 +45,7 @@ class _Measure:
 
     def add(
         self,
-        choice: ClassChoice,
+        choice: ClassDecoder,
         label: np.ndarray,
         code: np.ndarray,
         weight: np.ndarray,
@@ -57,7 +57,7 @@ class _Measure:
         elif self._criterion == "loss":
             self._means.add(weight, loss=losses_of(self._row_loss, label, decisions[:, 0], np.ones(1)))
         elif self._criterion == "accuracy":
-            self._means.add(weight, accuracy=choice.places(decisions) == code)
+            self._means.add(weight, accuracy=choice.predicted_classes(decisions) == code)
         elif self._criterion == "log_loss":
             logarithms = choice.log_probabilities(decisions)
             self._means.add(weight, log_loss=-logarithms[np.arange(code.size), code])
@@ -82,7 +82,7 @@ class _Fold(NamedTuple):
 
     number: int
     settings: list[Setting]
-    choices: list[ClassChoice]
+    choices: list[ClassDecoder]
     weights: np.ndarray  # shape (features, vectors)
     intercept: np.ndarray
 
@@ -155,7 +155,7 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
     for fold in sorted({lane.fold for lane in first_lanes}):
         mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
         w = weights.take(mine, axis=1)
-        choices = [ClassChoice(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
+        choices = [ClassDecoder(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
         settings, w = [first_lanes[n].setting for n in mine], w.reshape(n_rows, -1)
         folds.append(_Fold(fold, settings, choices, w[:-1], lanes.bias * w[-1]))
     return folds
@@ -170,6 +170,6 @@ def _score_chunk(
         for fold in by_fold:
             row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)
             if row.size:
-                rows = SparseRows(data.indptr[row], data.indptr[row + 1], data.feature, data.value)
+                rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
                 scored = score(rows, fold.weights, fold.intercept)
                 yield fold, ScoredBlock(data.source[row], data.label[row], data.weight[row], *scored)

@@ -13,7 +13,7 @@ from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model
-from ..models.sparse_weights import SparseWeights, is_worth
+from ..models.model_file import ModelFile, sparse_weights, stored_code
 from ..models.stored import path_directory, stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
@@ -42,14 +42,15 @@ def save_models(
     deviations = run.dataset.read_deviations()
     for path, lanes, certificate in models:
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        weights: Any = _sparse_weights(directory, run, lanes)
+        shape = run.problem.n_features, last.size
+        weights = sparse_weights(_weight_rows(directory, run, lanes, last=False), shape)
         rows = None
-        if weights is None:  # never read: the rows are written from the state
-            weights = np.zeros((run.problem.n_features, last.size))
+        if weights is None:  # the rows are written from the state, and those of the model never read
+            weights = np.zeros(shape)
             rows = _weight_rows(directory, run, lanes, last=False)
         encoding = encoding_of(run.dataset, held=False)
         model = make_model(run, lanes, certificate, weights, last, encoding)
-        model.deviations = deviations[weights.feature] if rows is None else deviations
+        model.deviations = deviations
         model.save(path, rows)
     return True
 
@@ -70,54 +71,48 @@ def lanes_of_models(problem: Problem) -> list[range]:
     return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
 
 
-def _sparse_weights(directory: checkpoint.Run, run: ResolvedRun, lanes: range) -> SparseWeights | None:
-    """Take the weights that are not 0 from the groups' states, if these are few."""
-    shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
-    if not is_worth(0, shape):
-        return None
-    n_kept = 0
-    for rows in _weight_rows(directory, run, lanes, last=False):
-        n_kept += int(rows.any(axis=1).sum())
-        if not is_worth(n_kept, shape):
-            return None
-    return SparseWeights.from_blocks(_weight_rows(directory, run, lanes, last=False), shape[1])
-
-
 def make_model(
     run: ResolvedRun,
     lanes: range,
     certificate: dict[str, Any],
-    weights: Any,  # an array, or `SparseWeights`
+    weights: Any,  # an array, or SciPy's CSR
     bias_weight: np.ndarray,
     encoding: Encoding | None,
 ) -> Model:
     """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
-    problem, options, dataset = run.problem, run.options, run.dataset
-    lane, factors = problem.lanes[lanes.start], problem.class_factors(lanes)
-    return Model(
-        weights=weights,
-        intercept=bias_weight * problem.bias,
-        classes=problem.classes,
-        code=problem.code,
+    problem = run.problem
+    dataset = run.dataset
+    lane = problem.lanes[lanes.start]
+    factors = problem.class_factors(lanes)
+    bias = float(run.options.bias)
+    record = ModelFile(
         loss=problem.loss,
         C=lane.C,
-        method=options.method,
-        bias=bias if (bias := float(options.bias)) >= 0 else NO_BIAS,
-        index_base=dataset.index_base,
-        label_kind=dataset.label_kind,
-        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
-        ridge=problem.ridge,
-        slack=problem.slack,
-        fingerprint=dataset.fingerprint,
-        versions=versions(),
-        certificate=certificate,
+        n_features=problem.n_features,
+        intercept=(bias_weight * problem.bias).tolist(),
+        classes=problem.classes.tolist(),
+        code=stored_code(problem.loss, problem.code),
+        method=run.options.method,
+        bias=bias if bias >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
         l1=lane.l1,
         l2=problem.l2 * problem.strength,
-        scaling=dataset.read_scaling(),
+        index_base=dataset.index_base,
+        label_kind=dataset.label_kind,
         class_names=dataset.class_names,
-        encoding=encoding,
+        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
+        ridge=problem.ridge,
+        slack=problem.slack,
         parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
+        fingerprint=dataset.fingerprint,
+        versions=versions(),
+        certificate=certificate,
+    )
+    return Model(
+        record,
+        weights,
+        scaling=dataset.read_scaling(),
+        encoding=encoding,
         indices=indices_of(dataset).kept,
     )
 
