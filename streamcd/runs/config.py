@@ -127,8 +127,10 @@ def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from):
         if source and not is_url(source) and Path(source).resolve().is_relative_to(path.resolve()):
-            raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
-    if not force and is_begun(path, config):
+            raise UsageError(  # safety: files_of_others::run_does_not_empty
+                f"{path} holds {source}, which the run reads; name another directory"
+            )
+    if not force and is_begun(path, config):  # safety: resume::points_to_resume
         workers = " --workers N" if config.rounds else ""
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}{workers}' goes on with it, --force starts it "
@@ -148,7 +150,7 @@ def same_dataset(config: RunConfig) -> Dataset:
             f"{error}; or, if it was moved, name its new path: 'streamcd resume RUN --dataset PATH'"
         ) from None
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
-        raise CheckpointError(
+        raise CheckpointError(  # safety: primal::layout_made_anew
             f"{dataset.path}: its column layout was made with other options than when the run was begun; "
             "make it with the same ones, or train again"
         )

@@ -58,8 +58,8 @@ class Run:
         self.path, self.identity, self.name = path, identity, str(path)
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
-        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
-        if locked and self._lock is None:
+        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT) if locked else None
+        if locked and self._lock is None:  # safety: resume::run_in_use
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = self._log_crc = 0
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
@@ -91,14 +91,15 @@ class Run:
             self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
         if self._log_bytes:
             # of an early log, the name too is durable before the state
-            files = [*files, *([self._early_log, self.path] if self._early_lines else [self.log_path])]
+            log = [self._early_log, self.path] if self._early_lines else [self.log_path]
+            files = [*files, *log]  # safety: durability::power_cut[train]
         with replacing(self.state_path, before=files) as (partial,), open(partial, "wb") as file:
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
-            log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
-            _write_archive(file, {**arrays, **log, "identity": identity})
+            state = {**arrays, "log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
+            _write_archive(file, {**state, "identity": identity})
         if self._early_lines:
             os.replace(self._early_log, self.log_path)
-            sync(self.path)
+            sync(self.path)  # safety: durability::power_cut[tune]
         self._early_lines = None
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
@@ -114,10 +115,10 @@ class Run:
         with _damage_named(self.state_path):
             log = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
         if self.log_path.exists():
-            check_log(self.log_path, *log)
+            check_log(self.log_path, *log)  # safety: identity::same_shape[log.jsonl-resident]
             self._log_bytes, self._log_crc = log
             with file_named(self.log_path), open(self.log_path, "ab") as file:
-                file.truncate(self._log_bytes)
+                file.truncate(self._log_bytes)  # safety: resume::log_is_cut_back
         self._early_lines = None
         return arrays
 
@@ -167,7 +168,7 @@ def check_log(path: Path, n_bytes: int, crc: int) -> None:
 
 def refuse_lost_state(state: Path, log: Path) -> None:
     """Raise a `CheckpointError` where there is no state, but passes in the log."""
-    if log.exists() and log.stat().st_size:
+    if log.exists() and log.stat().st_size:  # safety: resume::truncated_or_missing[gone-state.npz]
         raise CheckpointError(
             f"{state}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
         )
@@ -247,7 +248,7 @@ def read_arrays(
         found = archive["identity"].tobytes().hex() if "identity" in archive.files else None
         arrays = {name: archive[name] for name in names or archive.files}
     if identity is not None:
-        identity.check(found, path)
+        identity.check(found, path)  # safety: identity::same_shape[state.npz-resident]
     return arrays
 
 
@@ -258,9 +259,9 @@ def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFi
         members = archive.infolist()
         size = sum(member.file_size for member in members)
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        if not stored or size > path.stat().st_size:
+        if not stored or size > path.stat().st_size:  # safety: identity::state_of_another_size[inflates]
             raise ValueError("compressed, or larger than its file")
-        if room is not None and size > room:
+        if room is not None and size > room:  # safety: identity::state_of_another_size[too large]
             raise ValueError(f"{size:,} bytes, where the state of this run takes {room:,} at most")
         yield archive
 
@@ -348,7 +349,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     make_directory(path)
     # a process that ended before it wrote the configuration leaves only the lock
     leftovers = _content(path)
-    if leftovers and not (path / "config.json").exists():
+    if leftovers and not (path / "config.json").exists():  # safety: resume::something_else_in_it
         raise CheckpointError(f"{path} is not empty and not a run; name another directory")
     if leftovers and not force:
         raise CheckpointError(
@@ -362,7 +363,10 @@ def create_run(path: Path, *, force: bool) -> Run:
         for entry in sorted(_content(path), key=lambda entry: entry.name == "config.json"):
             if entry.name == "config.json":
                 sync(path)
-            if entry.is_dir() and not entry.is_symlink():
+            if (
+                entry.is_dir()
+                and not entry.is_symlink()  # safety: identity::symbolic_link_in_a_run[True-dual]
+            ):
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
@@ -373,5 +377,5 @@ def create_run(path: Path, *, force: bool) -> Run:
 def open_run(path: Path) -> Run:
     """Lock an existing run directory."""
     read_config(path)
-    _refuse_links(path)
+    _refuse_links(path)  # safety: identity::symbolic_link_in_a_run[False-model]
     return Run(path, read_identity(path))
