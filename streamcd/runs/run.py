@@ -15,9 +15,8 @@ import numpy as np
 
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
 from ..core.options import takes
-from ..core.parallel import Threads
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -26,7 +25,7 @@ from ..report.scores import CRITERIA, best_of, best_text
 from ..solvers.acceleration import TOLD
 from ..solvers.registry import find_solver, make_solver
 from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop, deadline
+from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop
 from ..training.result import Outcome, Result, TuneResult, worst_reason
 from ..training.stopping import make_rule, relative
 from .config import (
@@ -43,7 +42,7 @@ from .describe import SCORES
 from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
-from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew
+from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
 from .warm_start import WarmStart, previous_run, record_data, start_from
 
 if TYPE_CHECKING:
@@ -183,10 +182,9 @@ def _begin(
     dataset = open_dataset(dataset, cache=options.cache)
     path = local_path(run_path, "a run")
     listener = options.listener
-    until = deadline(None if options.max_seconds is None else float(options.max_seconds))
-    session = Session(listener, stop_requested, threads=Threads(options.threads), until=until)
+    max_seconds = None if options.max_seconds is None else float(options.max_seconds)
+    session = Session(listener, stop_requested, options.threads, max_seconds)
     workers = _workers(options, fewest=2)
-    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
         from .search import with_folds  # with the kernels of scoring
 
@@ -243,7 +241,7 @@ def _go_on(
             )
         if workers is not None:
             listener.message(describe_worker_budget(training.config.memory))
-        session = replace(session, threads=Threads(config.threads))
+        session = replace(session, n_threads=config.threads)
         with _prepared(directory, training, workers, session) as session:
             return run(directory, training, session, previous)
 
@@ -440,7 +438,6 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
-    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()
@@ -490,7 +487,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         config = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
     else:
         options = replace(config.options, C=(best.setting.C,), l1=best.setting.l1 or None)
-        groups = plan_groups(options, search.dataset, config.memory, None, 0)
+        groups = plan_groups(options, search.dataset, Resources(config.memory), 0)
         config = replace(
             config,
             options=options,
