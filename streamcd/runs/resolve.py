@@ -24,7 +24,7 @@ from ..report.tables import bias_text
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
 from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
-from ..training.stopping import make_rule
+from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
     RunConfig,
@@ -137,6 +137,8 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
             f"they are trained in {groups.number} groups, one after another, each with reads of its own"
         )
 
+    tol = 1e-3 if options.tol is None and options.eps is None else options.tol
+    rule = StopRule(tol, options.eps, options.max_passes)
     rounds = None
     if workers is not None:
         timeout = WORKER_TIMEOUT if options.worker_timeout is None else float(options.worker_timeout)
@@ -149,7 +151,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         memory=groups.memory,
         plan=groups.plan,
         n_groups=groups.number,
-        rule=make_rule(options.tol, options.eps, options.max_passes),
+        rule=rule,
         checkpoint_every=float(options.checkpoint_every),
         versions=versions(),
         folds=folds,

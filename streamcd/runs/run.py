@@ -27,7 +27,7 @@ from ..solvers.registry import find_solver, make_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop
 from ..training.result import Outcome, Result, TuneResult, worst_reason
-from ..training.stopping import make_rule, relative
+from ..training.stopping import StopRule, relative
 from .config import (
     ResolvedRun,
     RunConfig,
@@ -46,7 +46,7 @@ from .resolve import Resources, describe_worker_budget, plan_groups, resolve, sh
 from .warm_start import WarmStart, previous_run, record_data, start_from
 
 if TYPE_CHECKING:
-    from ..cluster.workers import Workers
+    from ..cluster.dask_engine import Workers
 
 
 @takes(TrainOptions)
@@ -151,7 +151,7 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
         tol = config.rule.tol if options.tol is None else options.tol
         eps = None if options.tol else config.rule.eps
         max_passes = config.rule.max_passes if options.max_passes is None else options.max_passes
-        return replace(config, rule=make_rule(tol, eps, max_passes), **given)
+        return replace(config, rule=StopRule(tol, eps, max_passes), **given)
 
     with stopped_by_signals(options) as stop_requested:
         workers = _workers(options, fewest=1)
@@ -166,7 +166,7 @@ def _workers(options: SessionOptions, fewest: int) -> Workers | None:
     local = options.workers or 0
     if options.client is None and options.scheduler is None and local < fewest:
         return None
-    from ..cluster.workers import Workers  # only where there are workers
+    from ..cluster.dask_engine import Workers  # only where there are workers
 
     return Workers(options.client, options.scheduler, local if local >= fewest else 0)
 
