@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
@@ -22,12 +20,11 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text
-from ..solvers.acceleration import TOLD
 from ..solvers.registry import find_solver, make_solver
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop
-from ..training.result import Outcome, Result, TuneResult, worst_reason
-from ..training.stopping import StopRule, relative
+from ..training.result import Result, TuneResult, sum_up
+from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
     RunConfig,
@@ -304,7 +301,14 @@ def run(
         part = directory.part(group.directory) if group.directory else directory
         loop = _make_loop(part, training, group.lanes, session, previous)
         outcomes.append(loop.run())
-    result = _result(directory.name, outcomes, training)
+    result = sum_up(
+        directory.name,
+        outcomes,
+        training.problem,
+        config.rule,
+        training.dataset.n_rows,
+        training.dataset.class_names,
+    )
     if result.stop_reason == "time" or not isinstance(directory, checkpoint.Run):
         return result  # weights that were not certified make no model
     if not result.converged:
@@ -379,59 +383,6 @@ def _make_loop(
     )
     rounds = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
     return rounds(part, task, session, spec, config.rounds.worker_timeout)
-
-
-def _result(name: str, outcomes: Sequence[Outcome], training: ResolvedRun) -> Result:
-    """Sum up the outcomes of all lanes of a run, with objectives as the user's (`Problem.scale`)."""
-    problem = training.problem
-    rule = training.config.rule
-    names = training.dataset.class_names
-    lanes = {name: np.concatenate([one.lanes[name] for one in outcomes]) for name in outcomes[0].lanes}
-    gaps = relative(lanes)
-    primal = problem.scale * lanes["primal"]
-    dual = problem.scale * lanes["dual"]
-    reason = worst_reason(lanes["reason"])
-    omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
-    tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
-    return Result(
-        run=name,
-        primal_objective=float(primal.sum()),
-        dual_objective=float(dual.sum()),
-        gap=float(gaps.max()),
-        rounding=float(relative(lanes, "rounding").max()),
-        violation=float(lanes["violation"].max()),
-        converged=bool(lanes["converged"].all()),
-        stop_reason=reason,
-        passes=int(lanes["passes"].max()),
-        seconds=sum(one.seconds for one in outcomes),
-        kernel_seconds=sum(one.kernel_seconds for one in outcomes),
-        bytes_read=sum(one.bytes_read for one in outcomes),
-        peak_memory_bytes=peak_memory_bytes(),
-        n_features=problem.n_features,
-        n_rows=training.dataset.n_rows,
-        n_lanes=problem.n_lanes,
-        more_passes_help=reason == "time",
-        lanes=[
-            {
-                "label": lane.label if names is None or lane.label is None else names[int(lane.label)],
-                "C": lane.C,
-                "l1": lane.l1,
-                "fold": None if lane.fold < 0 else lane.fold,
-                "n_nonzero": int(lanes["n_nonzero"][number]),
-                "n_weights": problem.lane_vectors * problem.n_features,
-                "primal_objective": float(primal[number]),
-                "dual_objective": float(dual[number]),
-                "gap": float(gaps[number]),
-                "passes": int(lanes["passes"][number]),
-                "converged": bool(lanes["converged"][number]),
-                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
-                **{name: float(lanes[name][number]) for name in TOLD if name in lanes},
-            }
-            for number, lane in enumerate(problem.lanes)
-        ],
-        tol=rule.tol,
-        eps=rule.eps,
-    )
 
 
 def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
