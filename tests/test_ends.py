@@ -212,10 +212,13 @@ class PassesOfAJob:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
-        monkeypatch.setattr("streamcd.runs.run.deadline", self.deadline)
+        self.started = 0.0
+        monkeypatch.setattr("streamcd.training.loop.Session.until", property(self.until))
 
-    def deadline(self, seconds: float | None) -> Any:
-        self.left = 10**9 if seconds is None else int(seconds)
+    def until(self, session: Any) -> Any:
+        if session.started != self.started:
+            self.left = 10**9 if session.max_seconds is None else int(session.max_seconds)
+        self.started = session.started
         return self
 
     def __le__(self, now: float) -> bool:  # `now >= until`

@@ -101,7 +101,7 @@ def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> N
 
 def test_a_number_of_threads_below_one_is_refused(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", random_rows(20, 5))
-    with pytest.raises(UsageError, match="threads: expected at least 1, found 0"):
+    with pytest.raises(UsageError, match="threads: expected 1 or more, found 0"):
         streamcd.train(data, tmp_path / "run", threads=0)
 
 

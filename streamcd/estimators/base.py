@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError, counted
+from ..core.memory_budget import parse_size
 from ..core.options import COMPILING, Listener, Progress, SharedWork, listening, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
@@ -216,7 +217,7 @@ class LinearModel(BaseEstimator):
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**self._options_of_run(dataset), **rule)
         with listening(listener) as heard:
-            session = Session(heard, None, threads=Threads(self._n_threads() or 1))
+            session = Session(heard, None, self._n_threads() or 1)
             result, models = train_in_memory(dataset, options, session)
         return result, models[0]
 
@@ -227,12 +228,13 @@ class LinearModel(BaseEstimator):
         """
         from ..conversion.transpose import make_columns
         from ..dataset.column_layout import has_columns
-        from ..runs.options import TrainOptions
+        from ..runs.problem_options import ProblemOptions
         from ..runs.resolve import reads_columns
         from ..runs.run import resume, train
 
         options = self._options_of_run(dataset)
-        if reads_columns(TrainOptions(**options, memory=self.memory), dataset) and not has_columns(dataset):
+        problem = ProblemOptions(**options)
+        if not has_columns(dataset) and reads_columns(problem, dataset, parse_size(self.memory)):
             make_columns(dataset, memory=self.memory, listener=listener)
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "listener": listener}
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")

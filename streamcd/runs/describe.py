@@ -57,15 +57,15 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
     from .options import TrainOptions
-    from .resolve import bias_by_source, choose_method, default_loss, labels_of_a_target
+    from .resolve import Resources, bias_by_source, choose_method, default_loss, labels_of_a_target
 
     bias, bias_because = bias_by_source(dataset)
     options = ProblemOptions(loss=default_loss(dataset), bias=bias)
-    memory = int(TrainOptions().memory)
+    resources = Resources(int(TrainOptions().memory))
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     method, method_because = "none", "training needs two classes"
     if n_labels > 1 or dataset.has_targets:
-        method, method_because = choose_method(options, dataset, memory)
+        method, method_because = choose_method(options, dataset, resources)
     notes = []
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
@@ -80,7 +80,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
     by_l1 = replace(options, penalty="l1")
-    if dataset.has_targets and not has_all and choose_method(by_l1, dataset, memory)[0] == "working-set":
+    if dataset.has_targets and not has_all and choose_method(by_l1, dataset, resources)[0] == "working-set":
         notes.append(
             f"--penalty l1 takes the column layout for this many features: 'streamcd columns {dataset.path}' makes it"
         )

@@ -20,7 +20,7 @@ from ..core.options import (
     replaces,
 )
 from ..core.storage import local_path
-from .problem_options import ProblemOptions, seconds
+from .problem_options import ProblemOptions, check_positive, seconds
 
 MAX_FOLDS = 100
 
@@ -142,6 +142,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         metavar="N",
         is_common=True,
         default_is="one a core",
+        least=1,
         section=Section.PROCESSORS,
     )
     cache: Place = option(
@@ -173,6 +174,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
             n_entries, n_rows = self.plan
             self._set(plan=Plan(n_entries, n_rows, resident=False))
         self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
+        check_positive(max_seconds=self.max_seconds)
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import BudgetError, UsageError
-from ..core.memory_budget import RUNNING_BYTES, format_size
+from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
@@ -24,7 +24,7 @@ from ..report.tables import bias_text
 from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
 from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
-from ..training.stopping import make_rule
+from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
     RunConfig,
@@ -40,6 +40,14 @@ from .problem_options import DEFAULT_LOSS, NO_BIAS, ProblemOptions
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
+
+
+class Resources(NamedTuple):
+    """What a training may take: `workers` as of `resolve`, and a plan that is given."""
+
+    memory: int
+    workers: int | None = None
+    plan: Plan | None = None
 
 
 class Resolved(NamedTuple):
@@ -61,7 +69,8 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         Processes of this machine that share the memory; 0 for those of a cluster, each of which has all of it. By default
         this process trains alone.
     """
-    memory = int(options.memory)
+    resources = Resources(int(options.memory), workers, options.plan)
+    require(resources.memory, {})  # for the start, which takes more than a training of few rows
     start = None if options.start_from is None else read_config(Path(options.start_from))
     folds = options.cv if isinstance(options, TuneOptions) else 0
     choices = []
@@ -79,24 +88,26 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         bias, bias_because = start.options.bias, "that of the run it starts from"
     elif bias == "auto":
         bias, bias_because = bias_by_source(dataset)
-    problem = _problem_options(options, loss, float(bias))
+    given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
+    problem = ProblemOptions(**given | {"loss": loss, "bias": float(bias)})
 
     # the method
-    method, because = problem.method, ""
-    if method == "auto" and start is not None and problem.penalty == "l2":
-        by_newton = start.options.method == "newton" and "newton" in methods_for(loss)
-        method = "newton" if by_newton else "dual"
-    elif method == "auto":
-        method, because = choose_method(problem, dataset, memory, workers, folds)
-    problem = replace(problem, method=method)
-    choices.append(f"method {method}{because and f': {because}'}")
+    because = ""
+    if problem.method == "auto" and start is not None and problem.penalty == "l2":
+        by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
+        problem = replace(problem, method="newton" if by_newton else "dual")
+    elif problem.method == "auto":
+        method, because = choose_method(problem, dataset, resources, folds)
+        problem = replace(problem, method=method)
+    solver = find_solver(problem.loss, problem.method)
+    choices.append(f"method {problem.method}{because and f': {because}'}")
     _check_workers(options, problem, workers)
 
     # acceleration
     if because := _why_plain(problem, options.eps):
         if problem.acceleration != "auto":
             raise UsageError(f"acceleration {problem.acceleration:g}: {because}; leave it at auto or none")
-        if find_solver(loss, method).accelerates:
+        if solver.accelerates:
             choices.append(f"without acceleration: {because}")
         problem = replace(problem, acceleration="none")
     choices.append(f"bias {bias_text(float(bias), bias_because, advises=True)}")
@@ -104,13 +115,13 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
     try:
-        groups = plan_groups(problem, dataset, memory, workers, folds, options.plan)
+        groups = plan_groups(problem, dataset, resources, folds)
     except BudgetError:
         if problem.acceleration == "none":
             raise
         problem = replace(problem, acceleration="none")
-        groups = plan_groups(problem, dataset, memory, workers, folds, options.plan)
-        scores = " and one of the scores'" if find_solver(loss, method).layout == "columns" else ""
+        groups = plan_groups(problem, dataset, resources, folds)
+        scores = " and one of the scores'" if solver.layout == "columns" else ""
         notes.append(
             f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
             f"{format_size(groups.memory)}"
@@ -118,7 +129,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     if workers is not None:
         notes.append(describe_worker_budget(groups.memory))
     elif not groups.plan.resident:
-        notes.append(describe_plan(groups.plan, dataset, memory))
+        notes.append(describe_plan(groups.plan, dataset, groups.memory))
     if groups.number > 1:
         notes.append(
             f"{groups.n_lanes:,} problems (of classes, values of C or λ, or folds) with weights for {dataset.n_features:,} "
@@ -126,10 +137,12 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
             f"they are trained in {groups.number} groups, one after another, each with reads of its own"
         )
 
+    tol = 1e-3 if options.tol is None and options.eps is None else options.tol
+    rule = StopRule(tol, options.eps, options.max_passes)
     rounds = None
     if workers is not None:
         timeout = WORKER_TIMEOUT if options.worker_timeout is None else float(options.worker_timeout)
-        rounds = SharedRounds(timeout, memory if workers else None)
+        rounds = SharedRounds(timeout, resources.memory if workers else None)
     centre = dataset.centre if problem.unpenalized_bias else None
     config = RunConfig(
         dataset=str(dataset.path.resolve()),
@@ -138,13 +151,13 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         memory=groups.memory,
         plan=groups.plan,
         n_groups=groups.number,
-        rule=make_rule(options.tol, options.eps, options.max_passes),
+        rule=rule,
         checkpoint_every=float(options.checkpoint_every),
         versions=versions(),
         folds=folds,
         scoring=scoring,
         rounds=rounds,
-        columns=dataset.open_columns().fingerprint if find_solver(loss, method).layout == "columns" else None,
+        columns=dataset.open_columns().fingerprint if solver.layout == "columns" else None,
         start_from=None if options.start_from is None else str(options.start_from),
         cache=dataset.cache,
         threads=options.threads,
@@ -152,12 +165,6 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         centred="" if centre is None else centre.describe(),
     )
     return Resolved(config, notes)
-
-
-def _problem_options(options: TrainOptions, loss: str, bias: float) -> ProblemOptions:
-    """Take the options that decide the problem, with what was chosen."""
-    chosen = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
-    return ProblemOptions(**chosen | {"loss": loss, "bias": bias})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -282,14 +289,12 @@ class Sizes(NamedTuple):
     make_columns: str  # with L1, the command that makes the column layout; empty where there is one
 
 
-def choose(
-    sizes: Sizes, loss: str, penalty: str, memory: int, workers: int | None, folds: int
-) -> tuple[str, str]:
+def choose(sizes: Sizes, loss: str, penalty: str, resources: Resources, folds: int) -> tuple[str, str]:
     """Choose a method, with the reason; newton is for `choose_method` to see whether it fits."""
     size = sizes.n_features + 1
     # which workers share
     matrices = _MATRICES * 8 * sizes.n_lanes * size**2
-    few = matrices <= _SHARE * memory / (workers or 1)
+    few = matrices <= _SHARE * resources.memory / (resources.workers or 1)
     if penalty != "l2":
         if few:
             return "newton", f"few features: it needs the fewest reads with the penalty {penalty}"
@@ -303,11 +308,11 @@ def choose(
     if "newton" not in methods_for(loss) or sizes.n_entries * sizes.n_lanes > _MOST_PRODUCTS * sizes.n_rows:
         return dual
     tall = few and sizes.n_rows >= _ROWS_PER_FEATURE * size
-    if workers is not None:
+    if resources.workers is not None:
         reads = "few features: it needs the fewest reads, which workers share"
         return ("newton", reads) if tall else dual
     long = sizes.rows_are_long and sizes.n_lanes * size**3 <= _MOST_OPERATIONS
-    is_streamed = sizes.n_entries * sizes.entry_bytes > memory - RUNNING_BYTES
+    is_streamed = sizes.n_entries * sizes.entry_bytes > resources.memory - RUNNING_BYTES
     if is_streamed:  # many costs share the passes of a search
         reads = "few features, and rows that are read from disk: it needs the fewest reads"
         return ("newton", reads) if (tall or long) and not folds else dual
@@ -317,7 +322,7 @@ def choose(
 
 
 def choose_method(
-    options: ProblemOptions, dataset: Dataset, memory: int, workers: int | None = None, folds: int = 0
+    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
     if options.penalty != "l2" and options.loss not in _PENALISED:
@@ -335,29 +340,27 @@ def choose_method(
         rows_are_long(dataset, max(options.C), accelerated=True, centred=options.unpenalized_bias),
         "" if options.penalty == "l2" or has_columns(dataset) else f"'streamcd columns {dataset.path}'",
     )
-    method, reason = choose(sizes, options.loss, options.penalty, memory, workers, folds)
+    method, reason = choose(sizes, options.loss, options.penalty, resources, folds)
     if method == "newton":
         trial = replace(options, method="newton", acceleration="none")
         try:
-            plan_groups(trial, dataset, memory, workers, folds)
+            plan_groups(trial, dataset, resources._replace(plan=None), folds)
         except BudgetError:
             reason = (
                 ""
                 if folds and options.penalty == "l2"
-                else f"newton, which needs fewer reads, does not fit in {format_size(memory)}"
+                else f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
             )
             method = "dual" if options.penalty == "l2" else "working-set"
     return method, reason
 
 
-def reads_columns(options: TrainOptions, dataset: Dataset) -> bool:
-    """Tell whether the method, by default the one that is chosen, reads the column layout."""
-    loss = options.loss or default_loss(dataset)
+def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:
+    """Tell whether the method, or the one that is chosen for auto, reads the column layout."""
     method = options.method
     if method == "auto":
-        bias = bias_by_source(dataset)[0] if options.bias == "auto" else float(options.bias)
-        method, _ = choose_method(_problem_options(options, loss, bias), dataset, int(options.memory))
-    return find_solver(loss, method).layout == "columns"
+        method, _ = choose_method(options, dataset, Resources(memory))
+    return find_solver(options.loss, method).layout == "columns"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -415,21 +418,14 @@ class Groups(NamedTuple):
     memory: int
 
 
-def plan_groups(
-    options: ProblemOptions,
-    dataset: Dataset,
-    budget: int,
-    workers: int | None,
-    folds: int,
-    given: Plan | None = None,
-) -> Groups:
+def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int) -> Groups:
     """Divide the lanes into groups; with workers the plan is that of a worker with all shards."""
-    problem = problem_of(options, dataset, folds=folds, memory=budget)
+    problem = problem_of(options, dataset, folds=folds, memory=resources.memory)
     n_lanes = problem.n_lanes
-    if given is not None:
+    if resources.plan is not None:
         # refuses options that exclude each other
-        check_holding(given, dataset, memory_of(options, problem, dataset))
-        return Groups(1, n_lanes, given, budget)
+        check_holding(resources.plan, dataset, memory_of(options, problem, dataset))
+        return Groups(1, n_lanes, resources.plan, resources.memory)
     block = lanes_together(problem)
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
@@ -442,7 +438,7 @@ def plan_groups(
         tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
         memory = replace(memory, weights=memory.weights + tables)
         try:
-            plan, share = _plan_group(dataset, lanes, memory, budget, workers)
+            plan, share = _plan_group(dataset, lanes, memory, resources)
         except BudgetError as error:
             refusal = error
             continue
@@ -454,17 +450,17 @@ def plan_groups(
 
 
 def _plan_group(
-    dataset: Dataset, lanes: Problem, memory: SolverMemory, budget: int, workers: int | None
+    dataset: Dataset, lanes: Problem, memory: SolverMemory, resources: Resources
 ) -> tuple[Plan, int]:
     """Return the plan for a group of lanes, and the bytes it is for."""
-    if workers is not None:
+    if resources.workers is not None:
         from ..cluster.memory import plan_worker  # only where there are workers
 
-        return plan_worker(dataset, lanes, memory, budget, workers)
+        return plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
     # of rows in memory the state is there too
     state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
     memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-    return make_plan(dataset, budget, memory), budget
+    return make_plan(dataset, resources.memory, memory), resources.memory
 
 
 def describe_worker_budget(n_bytes: int) -> str:

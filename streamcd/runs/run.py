@@ -5,30 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
 from ..core.options import takes
-from ..core.parallel import Threads
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text
-from ..solvers.acceleration import TOLD
 from ..solvers.registry import find_solver, make_solver
 from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop, deadline
-from ..training.result import Outcome, Result, TuneResult, worst_reason
-from ..training.stopping import make_rule, relative
+from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop
+from ..training.result import Result, TuneResult, sum_up
+from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
     RunConfig,
@@ -43,11 +39,11 @@ from .describe import SCORES
 from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
-from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew
+from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
 from .warm_start import WarmStart, previous_run, record_data, start_from
 
 if TYPE_CHECKING:
-    from ..cluster.workers import Workers
+    from ..cluster.dask_engine import Workers
 
 
 @takes(TrainOptions)
@@ -153,7 +149,7 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
         tol = config.rule.tol if options.tol is None else options.tol
         eps = None if options.tol else config.rule.eps
         max_passes = config.rule.max_passes if options.max_passes is None else options.max_passes
-        return replace(config, rule=make_rule(tol, eps, max_passes), **given)
+        return replace(config, rule=StopRule(tol, eps, max_passes), **given)
 
     with stopped_by_signals(options) as stop_requested:
         workers = _workers(options, fewest=1)
@@ -168,7 +164,7 @@ def _workers(options: SessionOptions, fewest: int) -> Workers | None:
     local = options.workers or 0
     if options.client is None and options.scheduler is None and local < fewest:
         return None
-    from ..cluster.workers import Workers  # only where there are workers
+    from ..cluster.dask_engine import Workers  # only where there are workers
 
     return Workers(options.client, options.scheduler, local if local >= fewest else 0)
 
@@ -184,10 +180,9 @@ def _begin(
     dataset = open_dataset(dataset, cache=options.cache)
     path = local_path(run_path, "a run")
     listener = options.listener
-    until = deadline(None if options.max_seconds is None else float(options.max_seconds))
-    session = Session(listener, stop_requested, threads=Threads(options.threads), until=until)
+    max_seconds = None if options.max_seconds is None else float(options.max_seconds)
+    session = Session(listener, stop_requested, options.threads, max_seconds)
     workers = _workers(options, fewest=2)
-    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
         from .search import with_folds  # with the kernels of scoring
 
@@ -244,7 +239,7 @@ def _go_on(
             )
         if workers is not None:
             listener.message(describe_worker_budget(training.config.memory))
-        session = replace(session, threads=Threads(config.threads))
+        session = replace(session, n_threads=config.threads)
         with _prepared(directory, training, workers, session) as session:
             return run(directory, training, session, previous)
 
@@ -307,7 +302,14 @@ def run(
         part = directory.part(group.directory) if group.directory else directory
         loop = _make_loop(part, training, group.lanes, session, previous)
         outcomes.append(loop.run())
-    result = _result(directory.name, outcomes, training)
+    result = sum_up(
+        directory.name,
+        outcomes,
+        training.problem,
+        config.rule,
+        training.dataset.n_rows,
+        training.dataset.class_names,
+    )
     if result.stop_reason == "time" or not isinstance(directory, checkpoint.Run):
         return result  # weights that were not certified make no model
     if not result.converged:
@@ -384,64 +386,10 @@ def _make_loop(
     return rounds(part, task, session, spec, config.rounds.worker_timeout)
 
 
-def _result(name: str, outcomes: Sequence[Outcome], training: ResolvedRun) -> Result:
-    """Sum up the outcomes of all lanes of a run, with objectives as the user's (`Problem.scale`)."""
-    problem = training.problem
-    rule = training.config.rule
-    names = training.dataset.class_names
-    lanes = {name: np.concatenate([one.lanes[name] for one in outcomes]) for name in outcomes[0].lanes}
-    gaps = relative(lanes)
-    primal = problem.scale * lanes["primal"]
-    dual = problem.scale * lanes["dual"]
-    reason = worst_reason(lanes["reason"])
-    omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
-    tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
-    return Result(
-        run=name,
-        primal_objective=float(primal.sum()),
-        dual_objective=float(dual.sum()),
-        gap=float(gaps.max()),
-        rounding=float(relative(lanes, "rounding").max()),
-        violation=float(lanes["violation"].max()),
-        converged=bool(lanes["converged"].all()),
-        stop_reason=reason,
-        passes=int(lanes["passes"].max()),
-        seconds=sum(one.seconds for one in outcomes),
-        kernel_seconds=sum(one.kernel_seconds for one in outcomes),
-        bytes_read=sum(one.bytes_read for one in outcomes),
-        peak_memory_bytes=peak_memory_bytes(),
-        n_features=problem.n_features,
-        n_rows=training.dataset.n_rows,
-        n_lanes=problem.n_lanes,
-        more_passes_help=reason == "time",
-        lanes=[
-            {
-                "label": lane.label if names is None or lane.label is None else names[int(lane.label)],
-                "C": lane.C,
-                "l1": lane.l1,
-                "fold": None if lane.fold < 0 else lane.fold,
-                "n_nonzero": int(lanes["n_nonzero"][number]),
-                "n_weights": problem.lane_vectors * problem.n_features,
-                "primal_objective": float(primal[number]),
-                "dual_objective": float(dual[number]),
-                "gap": float(gaps[number]),
-                "passes": int(lanes["passes"][number]),
-                "converged": bool(lanes["converged"][number]),
-                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
-                **{name: float(lanes[name][number]) for name in TOLD if name in lanes},
-            }
-            for number, lane in enumerate(problem.lanes)
-        ],
-        tol=rule.tol,
-        eps=rule.eps,
-    )
-
-
 def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
-    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()
@@ -491,7 +439,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         config = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
     else:
         options = replace(config.options, C=(best.setting.C,), l1=best.setting.l1 or None)
-        groups = plan_groups(options, search.dataset, config.memory, None, 0)
+        groups = plan_groups(options, search.dataset, Resources(config.memory), 0)
         config = replace(
             config,
             options=options,

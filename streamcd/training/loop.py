@@ -7,12 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, Interrupted, StreamcdError, UsageError
+from ..core.errors import CheckpointError, Interrupted, StreamcdError
 from ..core.memory_budget import make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
@@ -63,23 +63,24 @@ class Session:
 
     listener: Listener
     stop_requested: StopRequested | None
+    n_threads: int | None = None  # of this process
+    max_seconds: float | None = None  # after which it stops
     client: Any = None  # of the workers; None if this process trains
-    threads: Threads = field(default_factory=Threads)  # of this process
-    until: float = math.inf  # time of the monotonic clock at which to stop
     stage: str = ""  # prefix of the phase in progress
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def until(self) -> float:
+        """Time of the monotonic clock at which to stop."""
+        return math.inf if self.max_seconds is None else self.started + self.max_seconds
+
+    @cached_property
+    def threads(self) -> Threads:
+        return Threads(self.n_threads)
 
 
 class _TimeIsUp(StreamcdError):
     """The time of a session is up; a checkpoint was saved."""
-
-
-def deadline(max_seconds: float | None) -> float:
-    """Return the time of the monotonic clock at which a session that begins now has to stop."""
-    if max_seconds is None:
-        return math.inf
-    if not max_seconds > 0:
-        raise UsageError(f"max_seconds: expected a number > 0, found {max_seconds}")
-    return time.monotonic() + max_seconds
 
 
 @dataclass(frozen=True)

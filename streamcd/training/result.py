@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, counted, escaped
+from ..core.memory_budget import peak_memory_bytes
+from ..solvers.acceleration import TOLD
+from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
-from .stopping import BY_TIME, REASONS
+from .stopping import REASONS, StopRule, relative
 
 
 def worst_reason(reasons: np.ndarray) -> str:
@@ -135,10 +138,64 @@ class Outcome:
     bytes_read: int
     kernel_seconds: float  # of `seconds`, in this session
 
-    @property
-    def is_cut_short(self) -> bool:
-        """True if the time of the session was up before all lanes were done."""
-        return bool((self.lanes["reason"] == BY_TIME).any())
+
+def sum_up(
+    run: str,
+    outcomes: Sequence[Outcome],
+    problem: Problem,
+    rule: StopRule,
+    n_rows: int,
+    class_names: Sequence[str] | None,
+) -> Result:
+    """Sum up the outcomes of a run's groups of lanes, with objectives as the user's (`Problem.scale`)."""
+    lanes = {name: np.concatenate([one.lanes[name] for one in outcomes]) for name in outcomes[0].lanes}
+    gaps = relative(lanes)
+    primal = problem.scale * lanes["primal"]
+    dual = problem.scale * lanes["dual"]
+    reason = worst_reason(lanes["reason"])
+    omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
+    tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
+    return Result(
+        run=run,
+        primal_objective=float(primal.sum()),
+        dual_objective=float(dual.sum()),
+        gap=float(gaps.max()),
+        rounding=float(relative(lanes, "rounding").max()),
+        violation=float(lanes["violation"].max()),
+        converged=bool(lanes["converged"].all()),
+        stop_reason=reason,
+        passes=int(lanes["passes"].max()),
+        seconds=sum(one.seconds for one in outcomes),
+        kernel_seconds=sum(one.kernel_seconds for one in outcomes),
+        bytes_read=sum(one.bytes_read for one in outcomes),
+        peak_memory_bytes=peak_memory_bytes(),
+        n_features=problem.n_features,
+        n_rows=n_rows,
+        n_lanes=problem.n_lanes,
+        more_passes_help=reason == "time",
+        lanes=[
+            {
+                "label": lane.label
+                if class_names is None or lane.label is None
+                else class_names[int(lane.label)],
+                "C": lane.C,
+                "l1": lane.l1,
+                "fold": None if lane.fold < 0 else lane.fold,
+                "n_nonzero": int(lanes["n_nonzero"][number]),
+                "n_weights": problem.lane_vectors * problem.n_features,
+                "primal_objective": float(primal[number]),
+                "dual_objective": float(dual[number]),
+                "gap": float(gaps[number]),
+                "passes": int(lanes["passes"][number]),
+                "converged": bool(lanes["converged"][number]),
+                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
+                **{name: float(lanes[name][number]) for name in TOLD if name in lanes},
+            }
+            for number, lane in enumerate(problem.lanes)
+        ],
+        tol=rule.tol,
+        eps=rule.eps,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

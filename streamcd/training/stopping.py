@@ -47,12 +47,6 @@ class StopRule:
                 raise UsageError(f"{name}: expected a number >= {least}, found {number}")
 
 
-def make_rule(tol: float | None, eps: float | None, max_passes: int) -> StopRule:
-    """Make the stopping rule: a relative gap of 1e-3 if neither rule is given."""
-    gap, violation = (None if number is None else float(number) for number in (tol, eps))
-    return StopRule(1e-3 if gap is None and violation is None else gap, violation, int(max_passes))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Relative gaps
 
