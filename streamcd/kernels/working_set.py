@@ -83,9 +83,20 @@ def _dot(c, columns, bias, pull):
         for j in range(pull.size):
             total += pull[j]
         return bias * total
-    for k in range(np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])):
-        total += np.float64(columns.value[k]) * pull[np.uint64(columns.row[k])]
-    return total
+    row, value = columns.row, columns.value
+    start, stop = np.uint64(columns.indptr[c]), np.uint64(columns.indptr[c + 1])
+    # sums of their own: each addition would wait for the last
+    one = two = three = 0.0
+    four = np.uint64(4)
+    while start + four <= stop:
+        total += np.float64(value[start]) * pull[np.uint64(row[start])]
+        one += np.float64(value[start + np.uint64(1)]) * pull[np.uint64(row[start + np.uint64(1)])]
+        two += np.float64(value[start + np.uint64(2)]) * pull[np.uint64(row[start + np.uint64(2)])]
+        three += np.float64(value[start + np.uint64(3)]) * pull[np.uint64(row[start + np.uint64(3)])]
+        start += four
+    for k in range(start, stop):
+        total += np.float64(value[k]) * pull[np.uint64(row[k])]
+    return (total + one) + (two + three)
 
 
 @kernel
@@ -158,6 +169,27 @@ def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
                 j = np.uint64(columns.row[k])
                 pull[j] -= step * np.float64(columns.value[k]) * curvature[j]
     return slopes
+
+
+@partial(kernel, nothing=(0.0, 0.0))
+def line_of_model(pull, last, curvature):
+    """Return slope and curvature of a model along its way from where its pull was `last`, at its end."""
+    slope = curved = 0.0
+    for j in range(pull.size):
+        if curvature[j] > 0.0:  # else the pull stays
+            moved = (last[j] - pull[j]) / curvature[j]
+            slope += pull[j] * moved
+            curved += curvature[j] * moved * moved
+    return slope, curved
+
+
+@kernel
+def extrapolate(pull, last, length):
+    """Move by a part of the way from `last`, which becomes the pull before."""
+    for j in range(pull.size):
+        before = pull[j]
+        pull[j] += length * (before - last[j])
+        last[j] = before
 
 
 class Room(NamedTuple):

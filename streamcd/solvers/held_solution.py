@@ -65,7 +65,10 @@ class HeldSolution:
             penalty,
         )
         solve_positive(np.eye(1), np.ones(1))
-        minimise(ColumnsModel(none, self._columns, (self._pull, self._curvature), (0,)), step, penalty)
+        rows = self._pull, self._curvature
+        ColumnsModel(none, self._columns, rows, (0,)).minimise(step, penalty)
+        kernels.line_of_model(*rows, self._moved)
+        kernels.extrapolate(*rows, 0.0)
 
     def solve(self, solved: float, wanted: float, most_steps: int) -> None:
         """Solve until the gap of the held columns is `wanted`, or a part of what it was; other weights stay as they are."""
@@ -77,7 +80,7 @@ class HeldSolution:
             chosen = self._choose(v, 2 * size)
             size, is_whole = chosen.size, chosen.size == every.size
             of_set = goal if is_whole else max(_SET_SOLVED * gap, 0.5 * goal)
-            if not self._solve_set(chosen, of_set, most_steps, is_whole=is_whole) or is_whole:
+            if not self._solve_set(chosen, v[chosen], of_set, most_steps, is_whole=is_whole) or is_whole:
                 return
             v = self._take_rows(every)
             gap = self._gap(every, v)
@@ -124,17 +127,16 @@ class HeldSolution:
 
     # -- a set
 
-    def _solve_set(self, chosen: np.ndarray, goal: float, most_steps: int, *, is_whole: bool) -> bool:
+    def _solve_set(
+        self, chosen: np.ndarray, v: np.ndarray, goal: float, most_steps: int, *, is_whole: bool
+    ) -> bool:
         """Solve for chosen columns to a gap, or until a further step would gain little; returns whether the objective fell.
 
         The gap is that of scaled dual variables, at first far above what there is to gain; it alone counts where all held
         columns are chosen.
         """
         features, w, decrease = self._features[chosen], self.w, 0.0
-        while self._n_steps < most_steps:
-            v = self._take_rows(chosen)
-            if self._gap(chosen, v) <= goal:
-                break
+        while self._n_steps < most_steps and self._gap(chosen, v) > goal:
             step = self._minimise(chosen, w[features], v) - w[features]
             self._n_steps += 1
             (length, change, expected), share = self._search(chosen, step, v), self._share
@@ -148,6 +150,7 @@ class HeldSolution:
             decrease -= change
             if not is_whole and abs(change - expected) <= _SET_SOLVED * decrease:
                 break
+            v = self._take_rows(chosen)
         return decrease > 0.0
 
     def _minimise(self, chosen: np.ndarray, w: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -156,7 +159,7 @@ class HeldSolution:
         n = int((order >= 0).sum())
         if n > NARROW:
             rows = self._pull, self._curvature
-            minimise(ColumnsModel(order, self._columns, rows, key), w, self.penalty)
+            ColumnsModel(order, self._columns, rows, key).minimise(w, self.penalty)
             return w
         pull, moved = np.zeros((2, n + 1))  # the bias last
         pull[: v.size], moved[: v.size] = v, w

@@ -1,8 +1,8 @@
 """Minimum of a quadratic model of the loss with L1 or an elastic net.
 
-Sweeps of coordinate descent find the weights that are not 0, and Newton's steps solve for these: by Cholesky's method where
-the model's matrix is in memory, else by conjugate gradients over its columns. Source: Friedman, Hastie, Tibshirani, J. Stat.
-Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET.
+Sweeps of coordinate descent find the weights that are not 0. Newton's steps solve for these, by Cholesky's method, where the
+model's matrix is in memory; over columns further sweeps do, each extrapolated from the last. Source: Friedman, Hastie,
+Tibshirani, J. Stat. Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..kernels.primal import Columns
 from ..kernels.primitives import shuffle
 from .problem import Problem
 
-_MOST_PRODUCTS, _CG_SOLVED = 20, 0.1  # of conjugate gradients; of the residual's norm
+_SOLVED, _MOST_SWEEPS = 0.1, 40
+"""Part of a model's first slopes to which the model of columns is solved, and sweeps at most: the next is nearer to the
+loss. With a small λ, 8 sweeps took one and a half times as many entries, and conjugate gradients five times."""
+
+_MATRIX_SOLVED, _MATRIX_ROUNDS, _MATRIX_SWEEPS, _MATRIX_STEPS = (
+    1e-6,
+    5,
+    16,
+    20,
+)  # a matrix once made, these cost little
 _DAMPING = 1e-11  # of a curvature, added to it: more than what rounding leaves of it
-
-
-class Effort(NamedTuple):
-    """Work on a model: rounds of sweeps, then of steps on the support, until slopes are `solved` of those at first."""
-
-    solved: float
-    sweeps: int
-    steps: int
-    rounds: int
 
 
 class Penalty(NamedTuple):
@@ -58,8 +58,6 @@ def slope_norms(problem: Problem, w: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 class MatrixModel:
     """``½ sᵀHs - v·s`` by H, of which `matrix` has the lower triangle; `pull`, v, is that where the steps made have led."""
-
-    effort = Effort(1e-6, 16, 20, 5)
 
     def __init__(self, matrix: np.ndarray, pull: np.ndarray) -> None:
         for j in range(pull.size):
@@ -100,9 +98,6 @@ class ColumnsModel:
     `pull`, (rows,), is changed in place; `key` is that of the random order of sweeps.
     """
 
-    # the next model is nearer to the loss: with 0.03, 16, 20 and 5 a small λ took six times as many entries
-    effort = Effort(0.3, 8, 1, 1)
-
     def __init__(
         self,
         order: np.ndarray,
@@ -111,75 +106,65 @@ class ColumnsModel:
         key: tuple[int, ...],
     ) -> None:
         self._order, self._columns, self._rows, self._key = order, columns, rows, key
-        self._visits, self._n_sweeps = np.arange(order.size), 0
-        self._moved, self._curved = np.empty((2, rows[0].size))
-        self.squares = np.empty(order.size)
-        kernels.sum_squares(order, *columns, rows[1], self.squares)
+        self._last = np.empty(rows[0].size)
+        self._squares = np.empty(order.size)
+        kernels.sum_squares(order, *columns, rows[1], self._squares)
 
-    def sweep(self, u: np.ndarray, penalty: Penalty) -> float:
-        """Minimise along each weight, in random order."""
-        shuffle(self._visits, random_key(*self._key, self._n_sweeps))
-        self._n_sweeps += 1
-        model = self._order, *self._columns, self.squares, penalty, u, *self._rows
-        return float(kernels.descend(self._visits, *model))
+    def minimise(self, u: np.ndarray, penalty: Penalty) -> None:
+        """Lower the model plus the penalty, u being the weights: a sweep over all, then some over those that are not 0."""
+        pull, curvature = self._rows
+        visits = np.arange(u.size)
+        last = np.empty(0)
+        goal = 0.0
+        for n in range(_MOST_SWEEPS):
+            shuffle(visits, random_key(*self._key, n))
+            model = self._order, *self._columns, self._squares, penalty
+            slopes = float(kernels.descend(visits, *model, u, pull, curvature))
+            swept = u.copy()
+            if n == 0:
+                goal = _SOLVED * slopes
+                visits = np.flatnonzero((u != 0.0) | (self._order < 0))
+                self._last[:] = pull
+            elif slopes <= goal:
+                return
+            else:
+                self._extrapolate(u, u - last, penalty)
+            last = swept
 
-    def pull(self, some: np.ndarray) -> np.ndarray:
-        """Sum up v of some weights."""
-        return self._sums(some, self._rows[0])
-
-    def solve(self, some: np.ndarray, residual: np.ndarray, ridge: np.ndarray) -> np.ndarray:
-        """Solve by conjugate gradients, with the diagonal as preconditioner."""
-        diagonal, step = self.squares[some] + ridge, np.zeros(some.size)
-        scaled = residual / diagonal
-        along, size = scaled.copy(), float(np.einsum("i,i->", residual, scaled))
-        goal = _CG_SOLVED**2 * size
-        for _ in range(_MOST_PRODUCTS):
-            curvature = self.curvature(some, along) + float(np.einsum("i,i,i->", ridge, along, along))
-            if not curvature > 0.0:
-                break
-            step += size / curvature * along
-            residual = residual - size / curvature * (self._sums(some, self._curved) + ridge * along)
-            scaled = residual / diagonal
-            before, size = size, float(np.einsum("i,i->", residual, scaled))
-            if size <= goal:
-                break
-            along = scaled + size / before * along
-        return step
-
-    def curvature(self, some: np.ndarray, step: np.ndarray) -> float:
-        """Keep the change of the scores by the step, and return its curvature."""
-        self._moved[:] = 0.0
-        kernels.add_columns(self._order[some], *self._columns, step, self._moved)
-        np.multiply(self._rows[1], self._moved, out=self._curved)
-        return float(np.einsum("i,i->", self._curved, self._moved))
-
-    def move(self, length: float) -> None:
-        """Move the rows."""
-        self._curved *= length
-        self._rows[0][:] -= self._curved
-
-    def _sums(self, some: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        v = np.empty(some.size)
-        kernels.sum_columns(self._order[some], *self._columns, rows, v)
-        return v
+    def _extrapolate(self, u: np.ndarray, step: np.ndarray, penalty: Penalty) -> None:
+        """Go on along the step between the ends of the last two sweeps, to where the model is least."""
+        rows = self._rows[0], self._last
+        slope, curvature = kernels.line_of_model(*rows, self._rows[1])
+        counted = np.arange(u.size) < u.size - penalty.free_bias
+        kinks = penalty.l1 * counted
+        ridge = penalty.l2 * counted
+        signs = np.where(u != 0.0, np.sign(u), np.sign(step))
+        slope -= float(((kinks * signs + ridge * u) * step).sum())
+        curvature += float((ridge * step * step).sum())
+        length, stopping = 0.0, -1
+        if slope > 0.0 and curvature > 0.0:
+            length, stopping = _length(u, step, slope, curvature, kinks)
+        kernels.extrapolate(*rows, length)
+        u += length * step
+        if stopping >= 0:
+            u[stopping] = 0.0
 
 
-def minimise(model: MatrixModel | ColumnsModel, u: np.ndarray, penalty: Penalty) -> None:
-    """Lower ``½ sᵀHs - v·s + g(u + s)``, u becoming ``u + s``, with the model's `Effort`."""
-    effort = model.effort
+def minimise(model: MatrixModel, u: np.ndarray, penalty: Penalty) -> None:
+    """Lower ``½ sᵀHs - v·s + g(u + s)``, u becoming ``u + s``: rounds of sweeps, then of steps on the support."""
     goal = -1.0
-    for _ in range(effort.rounds):
-        for _ in range(effort.sweeps):
+    for _ in range(_MATRIX_ROUNDS):
+        for _ in range(_MATRIX_SWEEPS):
             slopes = model.sweep(u, penalty)
             if slopes <= goal or slopes == 0.0:
                 return
-            goal = effort.solved * slopes if goal < 0.0 else goal
-        for _ in range(effort.steps):
+            goal = _MATRIX_SOLVED * slopes if goal < 0.0 else goal
+        for _ in range(_MATRIX_STEPS):
             if not _step_on_support(model, u, penalty):
                 break
 
 
-def _step_on_support(model: MatrixModel | ColumnsModel, u: np.ndarray, penalty: Penalty) -> bool:
+def _step_on_support(model: MatrixModel, u: np.ndarray, penalty: Penalty) -> bool:
     """Move the weights that are not 0 towards their solution with these signs, to where the model is least on the way.
 
     Returns whether signs have changed: the solution is another one then.
