@@ -685,7 +685,7 @@ def test_a_flipped_bit_anywhere_in_the_state_is_damage_or_nothing(dataset: Datas
     assert n_damaged > len(places) / 2
 
 
-@pytest.mark.parametrize("name", ["lane_estimate", "slots", "log_bytes", "seconds", "w", "position"])
+@pytest.mark.parametrize("name", ["estimate", "slots", "log_bytes", "seconds", "w", "position"])
 def test_a_state_without_one_of_its_arrays_is_refused(name: str, dataset: Dataset, tmp_path: Path) -> None:
     train(dataset, tmp_path / "run", max_passes=2)
     arrays = read_arrays(tmp_path / "run" / "state.npz")

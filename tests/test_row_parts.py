@@ -80,8 +80,7 @@ def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
 
 
 def test_parts_that_would_be_joined_a_few_times_a_read_are_one() -> None:
-    lanes = {"passes": [0], "passes_in_one": [0]}
-    state: Any = SimpleNamespace(w=np.zeros(300_000), lanes=lanes)
+    state: Any = SimpleNamespace(w=np.zeros(300_000), passes=[0], passes_in_one=[0])
     assert row_parts.count_rounds(4.3e6, 1, state, Threads(2)) == 0
     assert row_parts.count_rounds(4.3e6, 16, state, Threads(2)) == 1
     assert row_parts.count_rounds(4.3e6, 16, state, Threads(1)) == 0
@@ -107,17 +106,17 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
 
 
 def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> None:
-    def state(before: float, cosine: float) -> dict[str, np.ndarray]:
-        numbers = {"estimate": np.array([before]), "cosine": np.array([cosine])}
-        return numbers | {"passes": np.array([3]), "passes_in_one": np.array([0])}
+    def state(before: float, cosine: float) -> Any:
+        numbers = {"estimate": before, "cosine": cosine, "passes": 3, "passes_in_one": 0}
+        return SimpleNamespace(**{name: np.array([number]) for name, number in numbers.items()})
 
     # a fall; a rise on a straight way; and no gap is known before the first pass
     for calm, gap in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(np.nan, -0.9), 1.1)):
         row_parts.see_harm(calm, np.array([gap]), np.array([0]))
-        assert not calm["passes_in_one"][0]
+        assert not calm.passes_in_one[0]
     swinging = state(1.0, -0.9)
     row_parts.see_harm(swinging, np.array([1.1]), np.array([0]))
-    assert swinging["passes_in_one"][0] == 6
+    assert swinging.passes_in_one[0] == 6
 
 
 def test_swings_of_a_single_round_end_by_passes_in_one_part(

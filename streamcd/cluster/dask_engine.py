@@ -68,8 +68,13 @@ class DaskEngine:
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
-        self.client, self.spec, self.listener = client, spec, listener
-        self.n_shards, self.home, self.timeout, self.run = dataset.n_shards, home, timeout, run
+        self.client = client
+        self.spec = spec
+        self.listener = listener
+        self.n_shards = dataset.n_shards
+        self.home = home
+        self.timeout = timeout
+        self.run = run
         self._assignment = make_assignment(dataset, spec.seed, exchanges=not makes_sums(spec))
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
@@ -82,7 +87,8 @@ class DaskEngine:
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
         self._assign(request, progress)
-        held, self._held = self._held, {}
+        held = self._held
+        self._held = {}
         with self._losses():
             self._lend(request, held)
             (copy,) = self._within(
@@ -105,18 +111,18 @@ class DaskEngine:
     def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
         """Have every worker make the step, and write the dual variables into the run."""
         batches = {name: self.home.batches(shards) for name, shards in self._shards.items()}
-        asked = deque[tuple[str, Any]]()
+        requests = deque[tuple[str, Any]]()
 
         def ask(name: str) -> None:
             for chunks in itertools.islice(batches[name], 1):
                 step = dask_worker.call_part, self._seats[name], "step", request, eta, chunks
-                asked.append((name, self._on(name, *step)))
+                requests.append((name, self._on(name, *step)))
 
         with self._losses():
             for name in batches:
                 ask(name)
-        while asked:
-            name, future = asked.popleft()
+        while requests:
+            name, future = requests.popleft()
             with self._losses():
                 rows = self._within(self.timeout, self.client.gather, future)
                 ask(name)  # a worker is at its next batch while those of others are fetched and written
@@ -178,8 +184,8 @@ class DaskEngine:
                     self._check_workers(works, heard)
             # errors first; and results one after another, as there may not be memory for all
             ended = sorted(works.values(), key=lambda work: work.status != "error")
-            found = (self._within(self.timeout, self.client.gather, work) for work in ended)
-            return functools.reduce(operator.add, found)
+            responses = (self._within(self.timeout, self.client.gather, work) for work in ended)
+            return functools.reduce(operator.add, responses)
         finally:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, [*works.values()])
@@ -209,7 +215,8 @@ class DaskEngine:
 
     def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> None:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
-        begun, before = time.monotonic(), list(self._shards)
+        begun = time.monotonic()
+        before = list(self._shards)
         while True:
             progress(0)
             admitted, pending = self._admitted()
@@ -262,8 +269,8 @@ class DaskEngine:
                 self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
                 self.listener.warning(f"worker {name} cannot take part: {self._refused[name]}")
         status = {name: seat.status for name, seat in self._seats.items() if name not in self._refused}
-        admitted = [name for name, found in status.items() if found == "finished"]
-        return admitted, [name for name, found in status.items() if found == "pending"]
+        admitted = [name for name, state in status.items() if state == "finished"]
+        return admitted, [name for name, state in status.items() if state == "pending"]
 
     def _live(self) -> set[str]:
         """Return the addresses of the workers that the scheduler knows."""

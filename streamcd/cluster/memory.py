@@ -65,12 +65,13 @@ def plan_worker(
 ) -> tuple[Plan, int]:
     """Return the plan of a worker that has all shards, and its bytes: the budget, or a part of it for each local worker."""
     weights = model_bytes(problem, memory)
-    each, refusal = budget, None
+    each = budget
+    refusal = None
     if local_workers:
         each = worker_memory(budget, local_workers, weights)
         refusal = (
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
             f"{format_size(each - WORKER_BYTES)}, where"
         )
-    own = worker_plan_memory(dataset, problem, memory)
-    return make_plan(dataset, each - WORKER_BYTES, own, refusal), each
+    memory = worker_plan_memory(dataset, problem, memory)
+    return make_plan(dataset, each - WORKER_BYTES, memory, refusal), each

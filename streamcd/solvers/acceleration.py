@@ -29,7 +29,8 @@ from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from .problem import Problem
 from .protocol import TRAIN, Array, State, deviation
 
-LEAST_KAPPA, MOST_KAPPA = 1e-3, 1e9
+LEAST_KAPPA = 1e-3
+MOST_KAPPA = 1e9
 
 _FIRST_SHARE, _MOST_FIRST_KAPPA = 0.1, 3.0  # of the mean of C_i q_i; where the alpha in use are not known yet
 _COUPLING = 0.3  # rows that disturb each other (S large) want a smaller kappa: f = min(1, this/S)
@@ -111,7 +112,8 @@ class Acceleration:
         begin = weight_kernels.begin_pass
         threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
         if self._problem.free_bias:  # it has a centre of its own, with 1 + kappa for kappa (`free_bias`)
-            bias, centre = state.w[-1], state.centre_or_w_alpha[-1]
+            bias = state.w[-1]
+            centre = state.centre_or_w_alpha[-1]
             mu = 1.0 + kappa[columns]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         state.in_pass[new] = True

@@ -47,7 +47,8 @@ class ClassSolver(RowSolver):
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
         """Count a variable of every row and class in a lane, and flags of those that leave."""
-        n_lanes, n_vectors = problem.n_lanes, problem.n_vectors
+        n_lanes = problem.n_lanes
+        n_vectors = problem.n_vectors
         n_flags = n_lanes if problem.row_loss.kind == MULTINOMIAL else n_vectors
         return row_memory(problem, options, n_vectors, n_flags, min(n_lanes, LANES_TOGETHER))
 
@@ -58,8 +59,8 @@ class ClassSolver(RowSolver):
             rows = slice(start, stop)
             cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
             for lane in range(self.problem.n_lanes):
-                own = lane * self.problem.lane_vectors + arena.code[rows]
-                arena.alpha[np.arange(start, stop), own] = cost[:, lane]
+                of_class = lane * self.problem.lane_vectors + arena.code[rows]
+                arena.alpha[np.arange(start, stop), of_class] = cost[:, lane]
 
     def train(
         self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
@@ -67,7 +68,8 @@ class ClassSolver(RowSolver):
         """See `RowSolver`; threads take lanes, which have nothing in common."""
         most = min(lanes.size, self.layout.n_orders)
         n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), most), 1)
-        steering, arguments = self.steering(state), self.arguments(window, state)
+        steering = self.steering(state)
+        arguments = self.arguments(window, state)
 
         def train_lanes(part: int) -> None:
             room = order if part == 0 else np.empty_like(order)
@@ -150,16 +152,16 @@ class FreeBiasClassSolver(ClassSolver):
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate at the mixture; see `RowSolver.certificate`."""
-        totals, lanes = state.totals.copy(), state.lanes_in(CERTIFY)
-        t, rho = np.zeros(self.problem.n_lanes), np.zeros(self.problem.n_vectors)
+        totals = state.totals.copy()
+        lanes = state.lanes_in(CERTIFY)
+        t = np.zeros(self.problem.n_lanes)
+        rho = np.zeros(self.problem.n_vectors)
         for lane in lanes.tolist():
-            own = self._columns(lane)
-            t[lane], rho[own] = mixture(state.class_sums[-1, own], self.v(state)[-1, own])
+            columns = self._columns(lane)
+            t[lane], rho[columns] = mixture(state.class_sums[-1, columns], self.v(state)[-1, columns])
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
-        penalties, t_of_vectors = (
-            np.zeros((3, self.problem.n_vectors)),
-            np.repeat(t, self.problem.lane_vectors),
-        )
+        penalties = np.zeros((3, self.problem.n_vectors))
+        t_of_vectors = np.repeat(t, self.problem.lane_vectors)
         for rows in penalised_blocks(self.problem):
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
@@ -188,9 +190,10 @@ class FreeBiasClassSolver(ClassSolver):
         self, state: State, lane: int, t: float, rho: np.ndarray, dots: np.ndarray, totals: np.ndarray
     ) -> None:
         """Change a lane's sums over the rows to those of the mixture, in place; `dots` are ``w·w(C rho)`` of vectors."""
-        own = self._columns(lane)
-        cost, of_w = state.class_sums[-1, own] / self.problem.bias, float(dots[own].sum())
-        shares = rho[own]
+        columns = self._columns(lane)
+        cost = state.class_sums[-1, columns] / self.problem.bias
+        of_w = float(dots[columns].sum())
+        shares = rho[columns]
         if self.problem.row_loss.kind == MULTINOMIAL:
             dual = -float(cost.sum() * np.sum(shares * np.log(np.maximum(shares, 1e-300))))
         else:
@@ -205,8 +208,8 @@ class FreeBiasClassSolver(ClassSolver):
         cost = np.zeros(trained.size)
         for number, lane in enumerate(trained.tolist()):
             if state.has_sums[lane]:
-                own = self._columns(lane)
-                t, _ = mixture(state.class_sums[-1, own], state.centre_or_w_alpha[-1, own])
+                columns = self._columns(lane)
+                t, _ = mixture(state.class_sums[-1, columns], state.centre_or_w_alpha[-1, columns])
                 cost[number] = t * state.gap_of_shares[lane]
         return cost
 

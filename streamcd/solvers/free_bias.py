@@ -69,7 +69,8 @@ class FreeBiasSolver(DualSolver):
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
         positive = state.positive_totals
         for lane in lanes:
-            is_positive, only = self._is_positive(window, order, lane), np.array([lane])
+            is_positive = self._is_positive(window, order, lane)
+            only = np.array([lane])
             super().certify(window, state, order[is_positive], only, positive)
             super().certify(window, state, order[~is_positive], only, totals)
         for name, extreme in ((Total.VIOLATION_MAX, np.maximum), (Total.VIOLATION_MIN, np.minimum)):
@@ -85,7 +86,8 @@ class FreeBiasSolver(DualSolver):
     ) -> None:
         """Sum rows with beta > 0 apart; see `RowSolver.sum_alpha`."""
         for lane in lanes:
-            is_positive, only = self._is_positive(window, order, lane), np.array([lane])
+            is_positive = self._is_positive(window, order, lane)
+            only = np.array([lane])
             super().sum_alpha(window, state, order[is_positive], only, state.positive)
             super().sum_alpha(window, state, order[~is_positive], only, v)
 
@@ -112,13 +114,15 @@ class FreeBiasSolver(DualSolver):
 
     def _factors(self, state: State) -> np.ndarray:
         """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
-        positive, negative = np.abs(state.positive[-1]), np.abs(self.v(state)[-1])
+        positive = np.abs(state.positive[-1])
+        negative = np.abs(self.v(state)[-1])
         # 0 / 0 where a lane has no certificate, or no beta at all
         return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
 
     def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`penalty_terms`)."""
-        out, negative = np.zeros((3, self.problem.n_vectors)), self.v(state)
+        out = np.zeros((3, self.problem.n_vectors))
+        negative = self.v(state)
         for rows in penalised_blocks(self.problem):
             v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
             out += self.penalty_terms(state.w[rows], v, lanes)

@@ -26,7 +26,8 @@ class HeldColumns:
 
     def clear(self) -> None:
         """Forget all columns."""
-        self._n, self._farthest = 0, np.inf
+        self._n = 0
+        self._farthest = np.inf
 
     @property
     def columns(self) -> Columns:
@@ -68,11 +69,14 @@ class HeldColumns:
         self._make_room_for_wanted(sizes, nearness, solve)
         if not self._drop_farther(sizes, nearness).size:
             return
-        own, at = self._arena, int(self._arena.indptr[self._n])
+        store = self._arena
+        at = int(self._arena.indptr[self._n])
         for n in segments:
-            own.row[at : at + n], own.value[at : at + n] = arena.row[:n], arena.value[:n]
+            store.row[at : at + n] = arena.row[:n]
+            store.value[at : at + n] = arena.value[:n]
             at += n
-        own.feature[self._n], own.indptr[self._n + 1] = arena.feature[0], at
+        store.feature[self._n] = arena.feature[0]
+        store.indptr[self._n + 1] = at
         self._add(nearness)
 
     def _make_room_for_wanted(
@@ -92,39 +96,43 @@ class HeldColumns:
         return n
 
     def _count_fitting(self, sizes: np.ndarray) -> int:
-        own, wanted = self._arena, self._nearness[: self._n] < 0.0
-        held = int(np.diff(own.indptr[: self._n + 1])[wanted].sum())
-        n = int(np.searchsorted(np.cumsum(sizes), own.row.size - held, side="right"))
-        return min(n, own.feature.size - int(wanted.sum()))
+        store = self._arena
+        wanted = self._nearness[: self._n] < 0.0
+        held = int(np.diff(store.indptr[: self._n + 1])[wanted].sum())
+        n = int(np.searchsorted(np.cumsum(sizes), store.row.size - held, side="right"))
+        return min(n, store.feature.size - int(wanted.sum()))
 
     def _keep_longest(self, room: float) -> None:
         """Keep the longest columns, in this share of the room."""
-        own, sizes = self._arena, np.diff(self._arena.indptr[: self._n + 1])
+        store = self._arena
+        sizes = np.diff(self._arena.indptr[: self._n + 1])
         order = np.argsort(-sizes, kind="stable")
-        most = int(np.searchsorted(np.cumsum(sizes[order]), room * own.row.size))
-        self._keep(np.sort(order[: min(most, int(room * own.feature.size))]))
+        most = int(np.searchsorted(np.cumsum(sizes[order]), room * store.row.size))
+        self._keep(np.sort(order[: min(most, int(room * store.feature.size))]))
         self._farthest = np.inf
 
     def _drop_farther(self, sizes: np.ndarray, nearness: np.ndarray) -> np.ndarray:
         """Drop held columns for nearer ones of these sizes; returns which of them have room."""
-        own, n, near = self._arena, self._n, np.flatnonzero(nearness < self._farthest)
-        all_sizes = np.append(np.diff(own.indptr[: n + 1]), sizes[near])
-        if all_sizes.size <= own.feature.size and all_sizes.sum() <= own.row.size:
+        store = self._arena
+        n = self._n
+        near = np.flatnonzero(nearness < self._farthest)
+        all_sizes = np.append(np.diff(store.indptr[: n + 1]), sizes[near])
+        if all_sizes.size <= store.feature.size and all_sizes.sum() <= store.row.size:
             return near
         nearness = np.append(self._nearness[:n], nearness[near])
         order = np.argsort(nearness, kind="stable")
         ends = np.cumsum(all_sizes[order])
-        most = min(int(np.searchsorted(ends, own.row.size, side="right")), own.feature.size)
+        most = min(int(np.searchsorted(ends, store.row.size, side="right")), store.feature.size)
         if most < order.size:
             self._farthest = float(nearness[order[most]])
         chosen = np.sort(order[:most])
         self._keep(chosen[chosen < n])
         return near[chosen[chosen >= n] - n]
 
-    def _keep(self, kept: np.ndarray) -> None:
-        kernels.hold(kept, self.columns, self.columns, 0)
-        self._nearness[: kept.size] = self._nearness[kept]
-        self._n = kept.size
+    def _keep(self, chosen: np.ndarray) -> None:
+        kernels.hold(chosen, self.columns, self.columns, 0)
+        self._nearness[: chosen.size] = self._nearness[chosen]
+        self._n = chosen.size
 
     def _add(self, nearness: np.ndarray) -> None:
         self._nearness[self._n : self._n + nearness.size] = nearness

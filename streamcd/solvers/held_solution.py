@@ -45,7 +45,8 @@ class HeldSolution:
 
     def __post_init__(self) -> None:
         bias = self.costs.bias
-        self._columns, last = (self.columns, bias), [-1] if bias else []
+        self._columns = (self.columns, bias)
+        last = [-1] if bias else []
         self._order = np.append(self.offsets, last).astype(np.int64)
         self._features = np.append(self.columns.feature[self.offsets], last).astype(np.int64)
         self._pull, self._curvature, self._moved = np.empty((3, self.scores.score.size))
@@ -55,7 +56,9 @@ class HeldSolution:
 
     def load_kernels(self) -> None:
         """Load the kernels by a problem without rows and columns."""
-        none, step, penalty = self._order[:0], np.zeros(0), Penalty(1.0, 0.0, free_bias=False)
+        none = self._order[:0]
+        step = np.zeros(0)
+        penalty = Penalty(1.0, 0.0, free_bias=False)
         self._gap(none, self._take_rows(none))
         self._search(none, step, step)
         kernels.change_on_line(self.scores, self._moved, 1.0, self.costs)
@@ -72,13 +75,15 @@ class HeldSolution:
 
     def solve(self, solved: float, wanted: float, most_steps: int) -> None:
         """Solve until the gap of the held columns is `wanted`, or a part of what it was; other weights stay as they are."""
-        every, size = np.arange(self._order.size), 0
+        every = np.arange(self._order.size)
+        size = 0
         v = self._take_rows(every)
         gap = self._gap(every, v)
         goal = max(solved * gap, wanted)
         while gap > goal and self._n_steps < most_steps:
             chosen = self._choose(v, 2 * size)
-            size, is_whole = chosen.size, chosen.size == every.size
+            size = chosen.size
+            is_whole = chosen.size == every.size
             of_set = goal if is_whole else max(_SET_SOLVED * gap, 0.5 * goal)
             if not self._solve_set(chosen, v[chosen], of_set, most_steps, is_whole=is_whole) or is_whole:
                 return
@@ -90,10 +95,13 @@ class HeldSolution:
 
         No more than twice as many as are in it or beyond its bound; all if they are few.
         """
-        n, penalty = self.offsets.size, self.penalty
-        v, features = np.abs(v[:n]), self._features[:n]
+        n = self.offsets.size
+        penalty = self.penalty
+        v = np.abs(v[:n])
+        features = self._features[:n]
         in_support = self.w[features] != 0.0
-        n_support, n_apart = int(in_support.sum()), int((in_support | (v > penalty.l1)).sum())
+        n_support = int(in_support.sum())
+        n_apart = int((in_support | (v > penalty.l1)).sum())
         # with L2 the gap is a sum over those apart
         size = max(_LEAST, 2 * n_support, n_apart if penalty.l2 > 0.0 else min(size, 2 * n_apart))
         if n <= max(size, NARROW) or penalty.l1 == 0.0:
@@ -106,7 +114,8 @@ class HeldSolution:
 
     def _take_rows(self, chosen: np.ndarray) -> np.ndarray:
         """Make the model of the rows at their scores; returns v of some columns."""
-        rows, v = (self._pull, self._curvature), np.empty(chosen.size)
+        rows = (self._pull, self._curvature)
+        v = np.empty(chosen.size)
         shares = kernels.model_rows(self.scores, self.costs, self._share, *rows)
         self._shares = np.reshape(shares, (2, 2))
         kernels.sum_columns(self._order[chosen], *self._columns, self._pull, v)
@@ -114,10 +123,12 @@ class HeldSolution:
 
     def _gap(self, chosen: np.ndarray, v: np.ndarray) -> float:
         """Bound the gap of chosen columns alone."""
-        side, (l1, l2, free_bias) = np.ones(2), self.penalty
+        side = np.ones(2)
+        (l1, l2, free_bias) = self.penalty
         w = self.w[self._features[chosen]]
         if free_bias:  # it asks for Σ pull = 0: the heavier side is scaled down
-            w, v = w[:-1], v[:-1]
+            w = w[:-1]
+            v = v[:-1]
             sizes = np.array([-np.minimum(self._pull, 0.0).sum(), np.maximum(self._pull, 0.0).sum()])
             np.divide(sizes.min(), sizes, out=side, where=sizes > 0.0)
         share = 1.0 if l2 > 0.0 else min(1.0, l1 / max(float(np.abs(v).max(initial=0.0)), 1e-300))
@@ -135,11 +146,14 @@ class HeldSolution:
         The gap is that of scaled dual variables, at first far above what there is to gain; it alone counts where all held
         columns are chosen.
         """
-        features, w, decrease = self._features[chosen], self.w, 0.0
+        features = self._features[chosen]
+        w = self.w
+        decrease = 0.0
         while self._n_steps < most_steps and self._gap(chosen, v) > goal:
             step = self._minimise(chosen, w[features], v) - w[features]
             self._n_steps += 1
-            (length, change, expected), share = self._search(chosen, step, v), self._share
+            (length, change, expected) = self._search(chosen, step, v)
+            share = self._share
             if length < _SHORT and self.costs.loss.kind == LOG_LOSS:
                 self._share = 1.0  # a step to the minimum of such a model descends
             elif length == 1.0:
@@ -155,21 +169,25 @@ class HeldSolution:
 
     def _minimise(self, chosen: np.ndarray, w: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Return the weights that minimise the model of the rows with the penalty."""
-        order, key = self._order[chosen], (*self.key, self._n_steps)
+        order = self._order[chosen]
+        key = (*self.key, self._n_steps)
         n = int((order >= 0).sum())
         if n > NARROW:
             rows = self._pull, self._curvature
             ColumnsModel(order, self._columns, rows, key).minimise(w, self.penalty)
             return w
         pull, moved = np.zeros((2, n + 1))  # the bias last
-        pull[: v.size], moved[: v.size] = v, w
+        pull[: v.size] = v
+        moved[: v.size] = w
         matrix = kernels.matrix_of(order[:n], *self._columns, self._curvature)
         minimise(MatrixModel(matrix, pull), moved, self.penalty)
         return moved[: w.size]
 
     def _search(self, chosen: np.ndarray, step: np.ndarray, v: np.ndarray) -> tuple[float, float, float]:
         """Move the scores along a step until the objective falls enough; returns how far, its change, and the model's."""
-        w, score, moved = self.w[self._features[chosen]], self.scores.score, self._moved
+        w = self.w[self._features[chosen]]
+        score = self.scores.score
+        moved = self._moved
         moved[:] = 0.0
         kernels.add_columns(self._order[chosen], *self._columns, step, moved)
         slope = self.penalty.change(w, step) - float(np.einsum("i,i->", v, step))

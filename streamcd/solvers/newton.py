@@ -79,7 +79,9 @@ class NewtonSolver(Solver):
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
         """Count the Hessian of every lane, in each of the sums made at a time, those of a solution, and some vectors."""
-        n_lanes, size, n_parts = problem.n_lanes, problem.n_features + 1, _count_parts(problem)
+        n_lanes = problem.n_lanes
+        size = problem.n_features + 1
+        n_parts = _count_parts(problem)
         matrices = 8 * n_lanes * size**2
         vectors = 8 * size * n_lanes
         sums = matrices + 3 * vectors + 8 * 64 * n_lanes
@@ -95,7 +97,8 @@ class NewtonSolver(Solver):
         )
 
     def _new_sums(self) -> Sums:
-        n_lanes, size = self.problem.n_lanes, self._size
+        n_lanes = self.problem.n_lanes
+        size = self._size
         shapes = (2, size), (size, size), (N_LINE,), (size,), (N_TOTALS,)
         return Sums(*(np.zeros((n_lanes, *shape)) for shape in shapes))
 
@@ -121,7 +124,8 @@ class NewtonSolver(Solver):
 
     def begin_read(self, state: State) -> None:
         """Clear the sums; lanes that train again after their end are moved first."""
-        lanes, begun = state.lanes_in(TRAIN, CERTIFY), state.begun
+        lanes = state.lanes_in(TRAIN, CERTIFY)
+        begun = state.begun
         self._move_lanes(state, state.lanes_in(TRAIN))
         for array in self._sums_of(state):
             array[lanes] = 0.0
@@ -133,12 +137,16 @@ class NewtonSolver(Solver):
 
         `order` is room for the rows' offsets.
         """
-        rows, order, lanes = rows_of(window), all_rows(window, order), state.lanes_in(TRAIN, CERTIFY)
-        problem, size = self.problem, self._size
+        rows = rows_of(window)
+        order = all_rows(window, order)
+        lanes = state.lanes_in(TRAIN, CERTIFY)
+        problem = self.problem
+        size = self._size
         step = state.step
         searches = state.searches & step.any(axis=1)
         point = Point(_by_lane(state.w), step, state.line_share, searches, np.isnan(state.start_norm))
-        sums, n_parts = self._sums_of(state), _count_parts(problem)
+        sums = self._sums_of(state)
+        n_parts = _count_parts(problem)
         while len(self._scratch) < _PARTS:
             block = kernels.BLOCK
             self._scratch.append(Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size))))
@@ -170,7 +178,8 @@ class NewtonSolver(Solver):
     def begin_part(self, state: State, sent: np.ndarray) -> None:
         """Take what `to_send` returned, on a worker, and clear all sums."""
         n = state.w.shape[1]
-        state.w[:], state.step[:] = sent[:, :n], sent[:, n:].T
+        state.w[:] = sent[:, :n]
+        state.step[:] = sent[:, n:].T
         for array in self._sums_of(state):
             array[:] = 0.0
 
@@ -193,7 +202,8 @@ class NewtonSolver(Solver):
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane by dual variables made of the read's; see `protocol.certificate`."""
-        w, totals = _by_lane(state.w), state.totals
+        w = _by_lane(state.w)
+        totals = state.totals
         curve = 0.5 / self.problem.l2 if self.problem.l2 else 0.0
         with np.errstate(all="ignore"):  # the loop says what is wrong
             primal = self.problem.penalty(state.w) + totals[:, Total.LOSS]
@@ -217,16 +227,19 @@ class NewtonSolver(Solver):
         They are the a_i times r of their side: 1, but for a bias that is not penalised, which asks for Σ s_i a_i = 0, so
         the heavier side is scaled down. L1 alone asks for ``|v_j| <= l1``, so both are; `error` bounds that of v.
         """
-        sides, line = state.v, state.line
+        sides = state.v
+        line = state.line
         shares = np.ones((self.problem.n_lanes, 2))
         if self.problem.free_bias:
             sizes = np.abs(sides[:, :, -1])
             np.divide(sizes.min(axis=1, keepdims=True), sizes, out=shares, where=sizes > 0)
         if not self.problem.l2:
-            v, l1 = np.einsum("lsj,ls->lj", sides, shares)[:, : self._n_penalised], self.problem.l1
+            v = np.einsum("lsj,ls->lj", sides, shares)[:, : self._n_penalised]
+            l1 = self.problem.l1
             shares *= np.minimum(l1 / np.maximum(np.abs(v).max(axis=1) + error, l1), 1.0)[:, None]
         short = 1.0 - shares
-        near, far = line[:, NEAR : NEAR + 2], line[:, FAR : FAR + 2]
+        near = line[:, NEAR : NEAR + 2]
+        far = line[:, FAR : FAR + 2]
         return (short * far + short * short * near).sum(axis=1), np.einsum("lsj,ls->lj", sides, shares)
 
     def _violation(self, state: State) -> np.ndarray:
@@ -253,30 +266,39 @@ class NewtonSolver(Solver):
         """Move w of a lane to where the next read is made: along the last step, if it was too long, or by a new one."""
         step = state.step[lane]
         objectives = self._objectives(state, lane)
-        here, best = objectives[AT_POINT], int(np.argmin(objectives))
-        left, whole = here - objectives[best], objectives[0] - objectives[best]
+        here = objectives[AT_POINT]
+        best = int(np.argmin(objectives))
+        left = here - objectives[best]
+        whole = objectives[0] - objectives[best]
         if step.any() and left > max((1.0 - _ENOUGH) * whole, self.dataset.n_rows * UNIT * here):
             length = LENGTHS[best] if best else _TOO_LONG
             state.w[:, lane] += (length - 1.0) * step
             step *= length
-            state.searches[lane], state.line_share[lane] = True, 1.0
-            state.estimate[lane], state.estimated_primal[lane] = left, here
+            state.searches[lane] = True
+            state.line_share[lane] = 1.0
+            state.estimate[lane] = left
+            state.estimated_primal[lane] = here
             return
         state.base_primal[lane] = here
         state.line_share[lane] = max(_LINE_FALL * state.line_share[lane], _LEAST_LINE)
         state.searches[lane] = not state.gap[lane] <= _CLOSE * here  # nan before the first
         # Newton's decrement estimates the gap of early weights, which their dual variables do not bound
-        state.estimate[lane], state.estimated_primal[lane] = self._solve(state, lane, step), here
+        state.estimate[lane] = self._solve(state, lane, step)
+        state.estimated_primal[lane] = here
         if LENGTHS[best] >= _LONG and not self.problem.l1[lane]:  # which would leave the zeros
             step *= 2.0
         state.w[:, lane] += step
 
     def _objectives(self, state: State, lane: int) -> np.ndarray:
         """Return the objective at all lengths of the step; infinite where it was not evaluated."""
-        losses, step = state.line[lane, : LENGTHS.size], state.step[lane]
+        losses = state.line[lane, : LENGTHS.size]
+        step = state.step[lane]
         at = state.w[:, lane] + (LENGTHS - 1.0)[:, None] * step
-        own, l1 = at[:, : self._n_penalised], self.problem.l1[lane]
-        penalties = 0.5 * self.problem.l2 * np.einsum("ij,ij->i", own, own) + l1 * np.abs(own).sum(axis=1)
+        penalised = at[:, : self._n_penalised]
+        l1 = self.problem.l1[lane]
+        penalties = 0.5 * self.problem.l2 * np.einsum("ij,ij->i", penalised, penalised) + l1 * np.abs(
+            penalised
+        ).sum(axis=1)
         objectives = penalties + losses
         if not (state.searches[lane] and step.any()):
             objectives[np.arange(LENGTHS.size) != AT_POINT] = np.inf
@@ -285,11 +307,15 @@ class NewtonSolver(Solver):
 
     def _solve(self, state: State, lane: int, step: np.ndarray) -> float:
         """Set `step` to that which minimises the quadratic model; returns by how much. Uses up the Hessian."""
-        hessian, v = state.hessian[lane], state.v[lane].sum(axis=0)
-        w, n, penalty = state.w[:, lane].copy(), self._n_penalised, Penalty.of_lane(self.problem, lane)
+        hessian = state.hessian[lane]
+        v = state.v[lane].sum(axis=0)
+        w = state.w[:, lane].copy()
+        n = self._n_penalised
+        penalty = Penalty.of_lane(self.problem, lane)
         model = MatrixModel(hessian, v)
         if penalty.l1:
-            moved, pull = w.copy(), v.copy()
+            moved = w.copy()
+            pull = v.copy()
             minimise(model, moved, penalty)
             step[:] = moved - w
             return 0.5 * float(np.einsum("i,i->", step, pull + v)) - penalty.change(w, step)

@@ -123,8 +123,10 @@ class PrimalSolver(Solver):
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by passes over no columns of no rows, before windows are allocated."""
-        nothing, window = copy(self), empty_window(self.layout.new_arena(self.layout.open(dataset), 2, 0))
-        lanes, order = np.arange(1), np.zeros(1, dtype=np.int64)
+        nothing = copy(self)
+        window = empty_window(self.layout.new_arena(self.layout.open(dataset), 2, 0))
+        lanes = np.arange(1)
+        order = np.zeros(1, dtype=np.int64)
         nothing._constants = new_constants(dataset, self.problem, 0)
         state = state.resized(features=1, rows=0)
         window.arena.feature[:] = 0
@@ -138,7 +140,8 @@ class PrimalSolver(Solver):
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Certify lanes at their fixed w, then train the others."""
-        certifying, training = state.lanes_in(CERTIFY), state.lanes_in(TRAIN)
+        certifying = state.lanes_in(CERTIFY)
+        training = state.lanes_in(TRAIN)
         if certifying.size:
             if window.number == 0:
                 state.make("fresh")
@@ -169,7 +172,8 @@ class PrimalSolver(Solver):
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, *, certifies: bool
     ) -> None:
         """Visit columns in order; one too long for memory, which has a window of its own, in segments."""
-        data, w = self._data(window, state), state.w.reshape(-1)
+        data = self._data(window, state)
+        w = state.w.reshape(-1)
         begins = np.isnan(state.start_norm)
         for some in [order] if window.sweep is None else order[:, None]:
             if window.sweep is not None and some[0] != _BIAS:
@@ -183,7 +187,9 @@ class PrimalSolver(Solver):
         self, window: Window, data: ColumnData, state: State, lanes: np.ndarray, *, certifies: bool
     ) -> None:
         """Visit a column segment by segment: to certify in one sweep over it, to train in two."""
-        sweep, scores, w = window.sweep, data.scores, state.w[window.arena.feature[0]]
+        sweep = window.sweep
+        scores = data.scores
+        w = state.w[window.arena.feature[0]]
         assert sweep is not None
         if certifies:
             v = np.zeros(w.size)
@@ -192,7 +198,8 @@ class PrimalSolver(Solver):
                 primal_kernels.move_segment(size, data, lanes, w, scores.fresh)
             primal_kernels.add_gap_terms(w, v, lanes, state.totals)
             return
-        sums, steps = np.zeros((w.size, 4)), np.zeros(w.size)
+        sums = np.zeros((w.size, 4))
+        steps = np.zeros(w.size)
         begins = np.isnan(state.start_norm)
         for size in sweep():
             primal_kernels.segment_slopes(size, data, begins, lanes, sums)
@@ -224,7 +231,8 @@ class PrimalSolver(Solver):
         return certificate(primal, gap, self._violation(state), n_terms)
 
     def _violation(self, state: State) -> np.ndarray:
-        norm, start = np.sqrt(2.0 * state.totals[:, Total.GAP]), np.sqrt(state.totals[:, Total.DUAL])
+        norm = np.sqrt(2.0 * state.totals[:, Total.GAP])
+        start = np.sqrt(state.totals[:, Total.DUAL])
         return relative_violation(self.problem, self.dataset.class_counts, state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
@@ -309,8 +317,8 @@ def signed_costs(problem: Problem) -> np.ndarray:
     """Compute y C of a row by ``class * cells + cell`` and lane; 0 if the lane leaves the row out."""
     costs = problem.sign * problem.cost
     if problem.n_folds:
-        kept = np.arange(problem.n_folds)[:, None] != problem.lane_fold
-        costs = (costs[:, None, :] * kept).reshape(-1, problem.n_lanes)
+        counted = np.arange(problem.n_folds)[:, None] != problem.lane_fold
+        costs = (costs[:, None, :] * counted).reshape(-1, problem.n_lanes)
     return np.ascontiguousarray(costs)
 
 

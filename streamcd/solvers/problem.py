@@ -26,7 +26,8 @@ from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, MARGINS, MULTINOMIAL
 from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs
 
-LEAST_COST, LEAST_WEIGHT = 1e-60, 1e-30
+LEAST_COST = 1e-60
+LEAST_WEIGHT = 1e-30
 """C times a class's weight, and a row's weight, are 0 or lie between these and their inverses: the squares of their products
 stay finite, as does the smallest dual variable of the logistic loss divided by one."""
 
@@ -92,7 +93,8 @@ class Problem:
     )  # of `sign` and `cost`; 0 if they are small, or views made by `_lane_tables`
 
     def __post_init__(self) -> None:
-        entry, n_lanes = LOSSES[self.loss], len(self.lanes)
+        entry = LOSSES[self.loss]
+        n_lanes = len(self.lanes)
         of_classes = entry.form == CLASSES
         width = int(self.classes.size) if of_classes else 1
         loss = row_loss(self.loss, self.slack, self.parameter)
@@ -157,7 +159,8 @@ class Problem:
 
         `weight` is empty if all are 1, `target` where rows have classes.
         """
-        loss, total = self.row_loss, np.zeros(self.n_lanes)
+        loss = self.row_loss
+        total = np.zeros(self.n_lanes)
         if self.has_targets:
             weight = losses_of(loss, target, np.zeros(kind.size), weight if weight.size else np.ones(1))
         sums = np.bincount(kind, weight if weight.size else None)
@@ -174,7 +177,8 @@ class Problem:
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
         chosen = np.asarray(lanes, dtype=np.int64)
-        cost, sign = _take_lanes(self.cost, chosen), _take_lanes(self.sign, chosen)
+        cost = _take_lanes(self.cost, chosen)
+        sign = _take_lanes(self.sign, chosen)
         if self.form == PLANES:  # C applies to the rows kept at a distance
             pairs = zip(cost, sign, strict=True)
             largest = self.ridge * np.array([costs[signs > 0].max(initial=0.0) for costs, signs in pairs])
@@ -217,7 +221,8 @@ def make_problem(
     Raises `UsageError` for values that do not go together, and if the budget `memory` is too small for tables of classes and
     lanes.
     """
-    entry, form = LOSSES[loss], LOSSES[loss].form
+    entry = LOSSES[loss]
+    form = LOSSES[loss].form
     classes = np.zeros(0) if classes is None or entry.has_targets else classes
     factors = np.ones(max(classes.size, 1)) if factors is None else factors
     if free_bias and bias <= 0:
@@ -231,7 +236,7 @@ def make_problem(
         signs = np.ones((1, 1), np.int8) if entry.has_targets else default_code(form, classes.size)
 
     positives = [np.flatnonzero(column > 0) for column in signs[: classes.size].T]
-    labels = [float(classes[found[0]]) if found.size == 1 else None for found in positives]
+    labels = [float(classes[rows[0]]) if rows.size == 1 else None for rows in positives]
     lanes = [
         Lane(label, float(c), fold, float(strength))
         for c in C
@@ -329,7 +334,8 @@ def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:
 
 def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """Compute the losses of rows with margins t times their costs; arrays of one shape, or that of `t` by broadcasting."""
-    out, arrays = np.zeros(t.shape), list[np.ndarray]()
+    out = np.zeros(t.shape)
+    arrays = list[np.ndarray]()
     for array in (y, t, cost):
         arrays.append(np.ascontiguousarray(np.broadcast_to(array, t.shape), np.float64).reshape(-1).view())
         arrays[-1].flags.writeable = False  # as broadcast arrays are: the kernel is compiled for these alone
@@ -338,15 +344,16 @@ def losses_of(loss: Loss, y: np.ndarray, t: np.ndarray, cost: np.ndarray) -> np.
 
 
 def row_losses(
-    model: Any, place: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
+    model: Any, code: np.ndarray, decisions: np.ndarray, cost: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
     """Compute ``cost_i loss_i`` of every row over its vectors; ``½ weight_i h²`` of the twin plane that is fitted to it.
 
-    `place` holds the rows' class indices, `decisions` (rows, vectors) their scores by a `models.model.Model`.
+    `code` holds the rows' class indices, `decisions` (rows, vectors) their scores by a `models.model.Model`.
     """
     if LOSSES[model.loss].form == CLASSES:
-        return cost * class_losses(model.loss, decisions, place)
-    sign, costs = model.code[place].astype(np.float64), cost[:, None]
+        return cost * class_losses(model.loss, decisions, code)
+    sign = model.code[code].astype(np.float64)
+    costs = cost[:, None]
     if LOSSES[model.loss].form == PLANES:
         sign, costs = 1.0 - 2.0 * sign, np.where(sign > 0, weight[:, None], costs)
     else:

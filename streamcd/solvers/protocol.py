@@ -51,7 +51,8 @@ class Array(NamedTuple):
 
     def zeros(self, sizes: Mapping[str, int]) -> np.ndarray:
         """Make the array, with its initial values; zeros take no memory until they are written to."""
-        shape, dtype = self.shape(sizes), np.dtype(self.dtype)
+        shape = self.shape(sizes)
+        dtype = np.dtype(self.dtype)
         if self.axes[:1] == ("features",):
             return aligned_zeros(math.prod(shape), dtype).reshape(shape)
         array = np.zeros(shape, dtype)
@@ -271,7 +272,8 @@ class Solver(ABC):
 
     def constants(self, window: Window) -> Iterator[tuple[np.ndarray, ...]]:
         """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""
-        arena, n_folds = window.arena, self.problem.n_folds
+        arena = window.arena
+        n_folds = self.problem.n_folds
         for _, start, stop in window.chunk_ranges():
             kind = arena.code[start:stop].astype(np.int64)
             if n_folds:
@@ -351,7 +353,8 @@ def certificate(
     """
     rounding = n_terms * UNIT * (primal + gap) + more
     gap = np.fmin(gap + rounding, primal)
-    dual, rounding = primal - gap, np.fmin(rounding, gap)
+    dual = primal - gap
+    rounding = np.fmin(rounding, gap)
     return {"primal": primal, "dual": dual, "gap": gap, "violation": violation, "rounding": rounding}
 
 
@@ -367,7 +370,9 @@ def deviation(size: Any) -> Any:
 
 def violation(totals: np.ndarray) -> np.ndarray:
     """Return LIBLINEAR's measure per lane: the largest of M - m, |M| and |m|; 0 if no row was visited."""
-    largest, smallest = totals[:, Total.VIOLATION_MAX], totals[:, Total.VIOLATION_MIN]
+    largest = totals[:, Total.VIOLATION_MAX]
+    smallest = totals[:, Total.VIOLATION_MIN]
     seen = np.isfinite(largest) & np.isfinite(smallest)
-    largest, smallest = np.where(seen, largest, 0.0), np.where(seen, smallest, 0.0)
+    largest = np.where(seen, largest, 0.0)
+    smallest = np.where(seen, smallest, 0.0)
     return np.maximum.reduce([largest - smallest, np.abs(largest), np.abs(smallest)])

@@ -47,7 +47,8 @@ def find_solver(loss: str, method: str) -> SolverEntry:
 
 def check_combination(problem: Problem, method: str) -> SolverEntry:
     """Return the entry of a problem's loss and a method; raises `UsageError` where it does not train its bias or penalty."""
-    loss, entry = problem.loss, find_solver(problem.loss, method)
+    loss = problem.loss
+    entry = find_solver(problem.loss, method)
     if problem.free_bias and not entry.frees_bias:
         raise UsageError(
             f"--unpenalized-bias is not for {loss} by method {method}; give --bias a larger value, which is penalised less"

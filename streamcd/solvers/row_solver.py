@@ -116,9 +116,12 @@ class RowSolver(Solver):
         and, where it is not known, w(alpha) (`sum_alpha`); of the latter w, the totals, and the dual variables and flags of
         active rows (`train`). `order` is room for the window's rows.
         """
-        certifying, training = state.lanes_in(START, CERTIFY), state.lanes_in(TRAIN)
+        certifying = state.lanes_in(START, CERTIFY)
+        training = state.lanes_in(TRAIN)
         if certifying.size:
-            rows, summing, v = all_rows(window, order), self.summing(state), self.v(state)
+            rows = all_rows(window, order)
+            summing = self.summing(state)
+            v = self.v(state)
             if window.number == 0:
                 v[:, self.problem.columns(summing)] = 0.0
             self.certify(window, state, rows, certifying, state.totals)
@@ -240,7 +243,8 @@ class RowSolver(Solver):
 
     def penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
-        sums, columns = np.zeros((3, w.shape[1])), self.problem.columns(lanes)
+        sums = np.zeros((3, w.shape[1]))
+        columns = self.problem.columns(lanes)
         n_parts = max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         parts = np.array_split(columns, n_parts)
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
@@ -255,7 +259,8 @@ class RowSolver(Solver):
 
     def steering(self, state: State) -> Steering:
         """Return the parameters of the steps of a pass."""
-        lanes, nothing = state.lanes, np.zeros(self.problem.n_lanes)
+        lanes = state.lanes
+        nothing = np.zeros(self.problem.n_lanes)
         return Steering(
             high=state.high,
             low=state.low,
@@ -275,7 +280,8 @@ def row_memory(
     problem: Problem, options: SolverOptions, alpha_width: int, n_flags: int, n_orders: int = 1
 ) -> SolverMemory:
     """Count w and acceleration's, copies of w for two threads, the rank, and what a row has: dual variables and flags."""
-    n_features, n_lanes = problem.n_features, problem.n_lanes
+    n_features = problem.n_features
+    n_lanes = problem.n_lanes
     layout = RowLayout(
         alpha_width,
         n_flags,
@@ -306,7 +312,8 @@ def penalised_blocks(problem: Problem) -> Iterator[slice]:
 
 def rows_of(window: Window) -> Rows:
     """Return the rows of a window's arena."""
-    arena, feature = window.arena, primitives.unsigned(window.arena.feature)
+    arena = window.arena
+    feature = primitives.unsigned(window.arena.feature)
     return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 

@@ -56,7 +56,8 @@ class TwinSorSolver(RowSolver):
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
         """Count three vectors and a matrix of features × features for every plane, and copies of one."""
-        n_lanes, size = problem.n_lanes, problem.n_features + 1
+        n_lanes = problem.n_lanes
+        size = problem.n_features + 1
         return SolverMemory(
             RowLayout(n_lanes, n_lanes),
             8 * size * (n_lanes * (size + 3) + 2 * size),
@@ -84,7 +85,8 @@ class TwinSorSolver(RowSolver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
-        seen, pulled = state.seen_phase, state.pulled
+        seen = state.seen_phase
+        pulled = state.pulled
         for lane in np.flatnonzero(seen == START):
             self._invert(state.inverse[lane])
         goes_on = np.isin(seen, (START, CERTIFY)) & (state.phase == TRAIN)

@@ -56,7 +56,8 @@ from .protocol import (
 from .quadratic_model import Penalty, slope_norms
 from .registry import SolverOptions
 
-_SOLVED, _RESIDENT_SOLVED = 0.1, 3e-4
+_SOLVED = 0.1
+_RESIDENT_SOLVED = 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
 further read would find what a solution knows."""
 
@@ -108,7 +109,8 @@ class WorkingSetSolver(Solver):
         in lanes that are solved for at a time; a feature has its weight twice and its sum in every lane, and a norm. A held
         column has its start, feature and nearness, and in those lanes the vectors of a working set.
         """
-        together, size = min(problem.n_lanes, LANES_TOGETHER), problem.n_features + 1
+        together = min(problem.n_lanes, LANES_TOGETHER)
+        size = problem.n_features + 1
         narrow = min(NARROW + 1, size)
         matrices = 24 * (narrow + newton_kernels.BLOCK) * narrow * together
         row_bytes = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
@@ -126,7 +128,8 @@ class WorkingSetSolver(Solver):
 
     @cached_property
     def _costs(self) -> list[ColumnCosts]:
-        problem, signed = self.problem, signed_costs(self.problem)
+        problem = self.problem
+        signed = signed_costs(self.problem)
         return [
             ColumnCosts(
                 np.ascontiguousarray(lane[:, None]), problem.row_loss, problem.bias, problem.free_bias
@@ -137,7 +140,9 @@ class WorkingSetSolver(Solver):
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Compile the kernels by visiting no columns of no rows, before windows are allocated."""
         columns = columns_of(self.layout.new_arena(self.layout.open(dataset), 2, 0))
-        none, numbers, weights = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(1)
+        none = np.zeros(0, dtype=np.int64)
+        numbers = np.zeros(0)
+        weights = np.zeros(1)
         scores = Scores(numbers, numbers, *new_constants(dataset, self.problem, 0))
         costs = self._costs[0]
         set_pulls(scores, costs._replace(free_bias=True), np.zeros(1, dtype=np.int64))
@@ -158,8 +163,11 @@ class WorkingSetSolver(Solver):
         if window.sweep is not None:
             self._visit_long(window, state, lanes)
             return
-        read, columns, offsets = self._sums, columns_of(window.arena), all_rows(window, order)
-        features, v = columns.feature[offsets], np.empty((lanes.size, offsets.size))
+        read = self._sums
+        columns = columns_of(window.arena)
+        offsets = all_rows(window, order)
+        features = columns.feature[offsets]
+        v = np.empty((lanes.size, offsets.size))
         unknown = offsets[np.isnan(read.norm[features])]
         squares = np.empty(unknown.size)
         calls = [partial(kernels.sum_squares, unknown, columns, 0.0, v[0, :0], squares)]
@@ -186,8 +194,13 @@ class WorkingSetSolver(Solver):
 
     def _visit_long(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Sum up a column that comes in segments; it is read once more to be held."""
-        read, arena, sums = self._sums, window.arena, np.zeros(lanes.size + 1)
-        feature, first, part, n_entries = arena.feature[:1], np.zeros(1, dtype=np.int64), np.empty(1), 0
+        read = self._sums
+        arena = window.arena
+        sums = np.zeros(lanes.size + 1)
+        feature = arena.feature[:1]
+        first = np.zeros(1, dtype=np.int64)
+        part = np.empty(1)
+        n_entries = 0
         assert window.sweep is not None
         assert self._held is not None
         for size in window.sweep():
@@ -199,7 +212,8 @@ class WorkingSetSolver(Solver):
             kernels.sum_squares(first, columns, 0.0, sums[:0], part)
             sums[-1] += part[0]
             n_entries += size
-        read.v[lanes, feature], read.norm[feature] = sums[:-1], np.sqrt(sums[-1])
+        read.v[lanes, feature] = sums[:-1]
+        read.norm[feature] = np.sqrt(sums[-1])
         state.totals[lanes, Total.N_ACTIVE] += 1
         long = window.sweep(), n_entries, self._nearness(lanes, feature)
         self._held.offer_long(arena, *long, self._solve_within(state))
@@ -211,10 +225,14 @@ class WorkingSetSolver(Solver):
 
     def _begin_read(self, window: Window, state: State, lanes: np.ndarray) -> None:
         """Set sums to those over no columns but the bias."""
-        problem, n_rows, n_lanes = self.problem, self.dataset.n_rows, self.problem.n_lanes
+        problem = self.problem
+        n_rows = self.dataset.n_rows
+        n_lanes = self.problem.n_lanes
         if self._read is None:
-            size, moving = problem.n_features + 1, 0 if self._is_resident else n_rows
-            (pull, fresh), (moved, v) = np.zeros((2, n_lanes, n_rows)), np.zeros((2, n_lanes, size))
+            size = problem.n_features + 1
+            moving = 0 if self._is_resident else n_rows
+            (pull, fresh) = np.zeros((2, n_lanes, n_rows))
+            (moved, v) = np.zeros((2, n_lanes, size))
             norm = np.full(size, np.nan)
             norm[-1] = problem.bias * np.sqrt(n_rows)
             self._read = Read(pull, fresh, np.zeros((n_lanes, moving)), moved, v, norm)
@@ -222,14 +240,16 @@ class WorkingSetSolver(Solver):
                 assert self._plan is not None
                 dtypes = window.arena.row.dtype, window.arena.value.dtype
                 self._held = HeldColumns(dtypes, self._plan.held_columns, self._plan.held_entries)
-        read, self._resident = self._read, (None, [])
+        read = self._read
+        self._resident = (None, [])
         if self._held:
             self._held.clear()
         state.totals[:] = new_totals(n_lanes)
         read.n_solved = 0
 
         def begin(lane: int) -> None:
-            read.moved[lane], read.v[lane] = state.w[:, lane], 0.0
+            read.moved[lane] = state.w[:, lane]
+            read.v[lane] = 0.0
             read.fresh[lane] = state.w[-1, lane] * problem.bias
             read.pull[lane] = state.score[lane]
             if read.score.size:
@@ -263,13 +283,18 @@ class WorkingSetSolver(Solver):
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
         """Compute the certificate of every lane at the feasible dual point, and continue from the scores of the read."""
-        problem, read = self.problem, self._sums
+        problem = self.problem
+        read = self._sums
         primal, gap = np.full((2, problem.n_lanes), np.nan)
-        penalties, n = problem.penalty(state.w), problem.n_features + (not problem.free_bias)
+        penalties = problem.penalty(state.w)
+        n = problem.n_features + (not problem.free_bias)
 
         def certify(lane: int) -> None:
             l1, l2, _ = Penalty.of_lane(self.problem, lane)
-            pull, v, sums, share = read.pull[lane], read.v[lane, :n], np.zeros((1, N_SUMS)), 1.0
+            pull = read.pull[lane]
+            v = read.v[lane, :n]
+            sums = np.zeros((1, N_SUMS))
+            share = 1.0
             if l2 == 0.0:  # L1 alone asks for |v_j| <= l1
                 error = deviation(np.nanmax(read.norm) * np.sqrt(np.einsum("i,i->", pull, pull)))
                 share = min(1.0, l1 / max(float(max(v.max(), -v.min()) + error), l1))
@@ -277,7 +302,8 @@ class WorkingSetSolver(Solver):
             primal_kernels.add_row_terms(scores, self._costs[lane], np.zeros(1, dtype=np.int64), sums)
             w = np.ascontiguousarray(state.w[:n, lane])
             bracket = newton_kernels.penalty_terms(w, v, share, l1, l2)[0]
-            primal[lane], gap[lane] = penalties[lane] + sums[0, LOSS_SUM], sums[0, PHI] + bracket
+            primal[lane] = penalties[lane] + sums[0, LOSS_SUM]
+            gap[lane] = sums[0, PHI] + bracket
 
         with np.errstate(all="ignore"):  # the loop says what is wrong
             self.threads.run([partial(certify, lane) for lane in range(problem.n_lanes)])
@@ -286,7 +312,8 @@ class WorkingSetSolver(Solver):
             problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
         )
         proof = certificate(primal, gap, violation, float(max(self.dataset.n_rows, n)) + 100.0)
-        state.totals[:, Total.GAP], state.totals[:, Total.LOSS] = proof["gap"], primal
+        state.totals[:, Total.GAP] = proof["gap"]
+        state.totals[:, Total.LOSS] = primal
         return proof
 
     def _slope_norms(self, w: np.ndarray) -> np.ndarray:
@@ -294,7 +321,8 @@ class WorkingSetSolver(Solver):
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Solve for the held columns, lane by lane."""
-        read, norm = self._sums, state.start_norm
+        read = self._sums
+        norm = state.start_norm
         if np.isnan(norm).any():  # the first read: all its scores were 0
             norm[:] = self._slope_norms(np.zeros_like(state.w))
         lanes = trained[state.phase[trained] == TRAIN]
@@ -308,9 +336,11 @@ class WorkingSetSolver(Solver):
         """Move weights and scores of some lanes to the solution for held columns."""
         read = self._sums
         if self._held:
-            columns, offsets = self._held.columns, self._held.offsets
+            columns = self._held.columns
+            offsets = self._held.offsets
         else:
-            columns, offsets = columns_of(self._resident[0]), np.concatenate(self._resident[1])
+            columns = columns_of(self._resident[0])
+            offsets = np.concatenate(self._resident[1])
 
         def solve(lane: int) -> None:
             scores = Scores(score[lane], read.fresh[lane], *self._constants)

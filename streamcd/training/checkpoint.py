@@ -55,9 +55,13 @@ class Run:
     """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
 
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
-        self.path, self.identity, self.name = path, identity, str(path)
-        self.config_path, self.state_path = path / "config.json", path / "state.npz"
-        self.log_path, self.model_path = path / "log.jsonl", path / "model"
+        self.path = path
+        self.identity = identity
+        self.name = str(path)
+        self.config_path = path / "config.json"
+        self.state_path = path / "state.npz"
+        self.log_path = path / "log.jsonl"
+        self.model_path = path / "model"
         self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT) if locked else None
         if locked and self._lock is None:  # safety: resume::run_in_use
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
@@ -134,7 +138,8 @@ class Run:
             with file_named(self.log_path), open(self.log_path, "ab") as file:
                 file.write(line)
             self._unsynced_log |= {self.log_path} if self._log_bytes else {self.log_path, self.path}
-            self._log_bytes, self._log_crc = self._log_bytes + len(line), zlib.crc32(line, self._log_crc)
+            self._log_bytes += len(line)
+            self._log_crc = zlib.crc32(line, self._log_crc)
 
     def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         """Open the slots of a dataset's chunks, as files of this run."""
@@ -159,12 +164,12 @@ class Run:
 
 def check_log(path: Path, n_bytes: int, crc: int) -> None:
     """Refuse a log that does not begin with the bytes of the last checkpoint."""
-    found = 0
+    checksum = 0
     if path.exists():
         with file_named(path), open(path, "rb") as file:
             while block := file.read(min(LINE_BYTES, n_bytes - file.tell())):
-                found = zlib.crc32(block, found)
-    if found != crc:
+                checksum = zlib.crc32(block, checksum)
+    if checksum != crc:
         raise CheckpointError(
             f"{path}: damaged, or of another run; restore it from a copy, or train again with --force"
         )
@@ -249,10 +254,10 @@ def read_arrays(
     with _open_archive(path, room) as members, np.load(path, allow_pickle=False) as archive:
         if whole and (damaged := members.testzip()):
             raise ValueError(f"bad checksum of {damaged}")
-        found = archive["identity"].tobytes().hex() if "identity" in archive.files else None
+        stored = archive["identity"].tobytes().hex() if "identity" in archive.files else None
         arrays = {name: archive[name] for name in names or archive.files}
     if identity is not None:
-        identity.check(found, path)  # safety: identity::same_shape[state.npz-resident]
+        identity.check(stored, path)  # safety: identity::same_shape[state.npz-resident]
     return arrays
 
 

@@ -112,8 +112,11 @@ class TrainingLoop(ABC):
     arrays = ARRAYS
 
     def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
-        self.directory, self.task, self.listener = directory, task, session.listener
-        self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
+        self.directory = directory
+        self.task = task
+        self.listener = session.listener
+        self.stop_requested = session.stop_requested or (lambda: None)
+        self.until = session.until
         self.started = time.monotonic()
         self.kernel_seconds = 0.0
         layout = task.solver.layout
@@ -163,7 +166,8 @@ class TrainingLoop(ABC):
 
     def _conclude_read(self, trained: np.ndarray, n_reads: int) -> None:
         """Decide what each lane does, from the totals of the read that ended, or of several, and move on to the next one."""
-        state, task = self.state, self.task
+        state = self.state
+        task = self.task
         state.restore[:] = False
         update_lane_phases(
             state, task.rule, task.solver, str(task.dataset.path), at_fixed_w=self.passes_are_local
@@ -216,10 +220,12 @@ class TrainingLoop(ABC):
         """Save the state, if needed; returns a description of where a resumed run continues, for the message."""
 
     def _stop_if_requested(self) -> None:
-        signum, time_is_up = self.stop_requested(), time.monotonic() >= self.until
+        signum = self.stop_requested()
+        time_is_up = time.monotonic() >= self.until
         if signum is None and not time_is_up:
             return
-        where, status = self._before_stop(), self._status()
+        where = self._before_stop()
+        status = self._status()
         reached = f"{status.task}after pass {status.passes}"
         if not np.isnan(status.now):
             reached += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
@@ -234,7 +240,8 @@ class TrainingLoop(ABC):
 
     def _status(self) -> TrainingStatus:
         """Summarise the lanes."""
-        lanes, rule = self.state.lanes, self.task.rule
+        lanes = self.state.lanes
+        rule = self.task.rule
         measured = lanes["seen_violation"]
         if rule.tol is not None:  # nan where there is no estimate yet
             measured = relative(lanes, "estimate", "estimated_primal")
@@ -257,7 +264,8 @@ class TrainingLoop(ABC):
 
     def _lane_figures(self) -> dict[str, Any]:
         """Summarise all lanes for a line of the log."""
-        lanes, scale = self.state.lanes, self.task.problem.scale
+        lanes = self.state.lanes
+        scale = self.task.problem.scale
         names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
         names |= {name: name for name in ("primal", "dual", "gap")}
         figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
@@ -293,7 +301,8 @@ class Loop(TrainingLoop):
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task, layout = self.task, self.task.solver.layout
+        task = self.task
+        layout = self.task.solver.layout
         started = time.monotonic()
         none = np.zeros(0)
 
@@ -329,16 +338,21 @@ class Loop(TrainingLoop):
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
-        state, task, n_windows = self.state, self.task, stream.n_windows(self.state.read)
+        state = self.state
+        task = self.task
+        n_windows = stream.n_windows(self.state.read)
         spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
-        begun, read_before, bytes_before = time.monotonic(), stream.read_seconds, self._bytes_read()
+        begun = time.monotonic()
+        read_before = stream.read_seconds
+        bytes_before = self._bytes_read()
         trained = state.lanes_in(TRAIN)
         # rows that shrink in this read are expected to stay out of the next
         goes_on = (state.passes[trained] + 1 < task.rule.max_passes).any()
         rows_stay = bool(goes_on) and not restores_rows_after(state, trained)
         whole = state.lanes_in(START, CERTIFY).size > 0
         stream.begin_read(all_rows=whole, rows_return=bool(state.restore.any()))
-        n_passes, n_entries = int(trained.size > 0), task.dataset.n_entries
+        n_passes = int(trained.size > 0)
+        n_entries = task.dataset.n_entries
         phase = f"{'' if n_passes else 'certify after '}pass {int(state.passes.max()) + n_passes}"
         waiting = time.monotonic()
         # what a solver holds of the windows before, it gathers again in a resumed run
@@ -355,7 +369,8 @@ class Loop(TrainingLoop):
             waiting = time.monotonic()
         number = state.read
         self._conclude_read(trained, 1)
-        spent["total"], spent["read"] = time.monotonic() - begun, stream.read_seconds - read_before
+        spent["total"] = time.monotonic() - begun
+        spent["read"] = stream.read_seconds - read_before
         if isinstance(self.directory, Run):
             record = {
                 "read": number,
@@ -371,8 +386,12 @@ class Loop(TrainingLoop):
 
     def _visit(self, window: Window, spent: dict[str, float]) -> None:
         """Visit a window, with the dual variables of its rows; resident ones stay in the arena until a checkpoint."""
-        state, solver, arena, started = self.state, self.task.solver, window.arena, time.monotonic()
-        back, training = bool(state.restore.any()), bool(state.lanes_in(TRAIN).size)
+        state = self.state
+        solver = self.task.solver
+        arena = window.arena
+        started = time.monotonic()
+        back = bool(state.restore.any())
+        training = bool(state.lanes_in(TRAIN).size)
         chunks = list(window.chunk_ranges()) if solver.layout.state_bytes else []
 
         def load(chunk: int, start: int, stop: int) -> None:
@@ -401,7 +420,8 @@ class Loop(TrainingLoop):
 
     def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make a call for each of some chunks; for 10 kB each, two threads beside a reader took 1.25 times as long."""
-        dataset, row_bytes = self.task.dataset, self.task.solver.layout.state_bytes
+        dataset = self.task.dataset
+        row_bytes = self.task.solver.layout.state_bytes
         self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
 
     def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:

@@ -85,9 +85,9 @@ class Result:
 
     def describe_shortfall(self) -> str:
         """Describe how the training fell short of its rule."""
-        told = {reason.name: reason.shortfall for reason in REASONS}[self.stop_reason]
+        shortfall = {reason.name: reason.shortfall for reason in REASONS}[self.stop_reason]
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
-        return told.format(after=self._after, gap=self.gap, slowly=slowly)
+        return shortfall.format(after=self._after, gap=self.gap, slowly=slowly)
 
     @property
     def model(self) -> Any:

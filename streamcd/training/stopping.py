@@ -96,7 +96,8 @@ REASONS = (
 )
 """Reasons why lanes end, from good to bad: the first that holds. A state has their places."""
 
-BY_TIME, UNFINISHED = len(REASONS) - 2, len(REASONS) - 1
+BY_TIME = len(REASONS) - 2
+UNFINISHED = len(REASONS) - 1
 
 
 def _decide(state: State, rule: StopRule, ended: np.ndarray) -> None:
@@ -161,7 +162,8 @@ def update_lane_phases(
     `data`, if sums or certificates are not finite.
     """
     _refuse_infinite(state, data)
-    trained, certified = state.lanes_in(TRAIN), state.lanes_in(START, CERTIFY)
+    trained = state.lanes_in(TRAIN)
+    certified = state.lanes_in(START, CERTIFY)
     if state.read == 0:
         state.at_zero[:] = state.totals[:, Total.AT_ZERO]
     state.passes[trained] += 1
@@ -205,7 +207,8 @@ def _conclude_certificates(
     right, and only the fall expected beside it did not come: that of a first pass, which has the losses of new rows. The
     caution until then counts as much as the ratio, as the point where a pass ends may be worse than those around it.
     """
-    starting, certified = state.lanes_in(START), state.lanes_in(CERTIFY)
+    starting = state.lanes_in(START)
+    certified = state.lanes_in(CERTIFY)
     proof = solver.certificate(state)
     for some in (starting, certified):
         state.dual_sum[some] = state.totals[some, Total.DUAL]
