@@ -35,6 +35,7 @@ from .config import (
     read_config,
     versions,
 )
+from .newton_rule import ROWS_PER_FEATURE, newton_is_faster
 from .options import TrainOptions, TuneOptions
 from .problem_options import DEFAULT_LOSS, NO_BIAS, ProblemOptions
 
@@ -97,7 +98,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
         problem = replace(problem, method="newton" if by_newton else "dual")
     elif problem.method == "auto":
-        method, because = choose_method(problem, dataset, resources, folds)
+        method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
         problem = replace(problem, method=method)
     solver = find_solver(problem.loss, problem.method)
     choices.append(f"method {problem.method}{because and f': {because}'}")
@@ -258,14 +259,11 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Method
 #
-# The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest, and no second layout.
-# Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each takes two to four times as
-# long: it is chosen for tall data that has to be streamed, on workers, and where rows are long.
+# The dual method, accelerated, needs the fewest passes on wide data, and no second layout. Newton's method needs fewer reads
+# of narrow data, and keeps no dual variables on disk, but each takes longer: it is chosen by an estimate of the time
+# (`newton_rule`), on workers, and where rows are long.
 
 _PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
-
-_ROWS_PER_FEATURE = 100
-"""Rows for each feature, at least, for Newton's method: separable sets of 11 and 73 took 40 to 160 reads with C = 100."""
 
 _MATRICES, _SHARE = 5, 0.125
 """Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
@@ -285,7 +283,9 @@ class Sizes(NamedTuple):
     n_entries: int
     entry_bytes: int
     n_lanes: int  # of classes and values of C
+    C_mean_square: float  # the largest C times the mean square of the rows' norms
     rows_are_long: bool  # beside 1/C, see `diagnostics.rows_are_long`
+    tol: float  # the relative gap that is wanted
     make_columns: str  # with L1, the command that makes the column layout; empty where there is one
 
 
@@ -305,24 +305,32 @@ def choose(sizes: Sizes, loss: str, penalty: str, resources: Resources, folds: i
             f"the penalty {penalty} takes less time by the column layout, which {sizes.make_columns} makes",
         )
     dual = "dual", "" if folds else "the fewest passes on nearly all data"
-    if "newton" not in methods_for(loss) or sizes.n_entries * sizes.n_lanes > _MOST_PRODUCTS * sizes.n_rows:
+    if "newton" not in methods_for(loss):
         return dual
-    tall = few and sizes.n_rows >= _ROWS_PER_FEATURE * size
+    has_few_products = sizes.n_entries * sizes.n_lanes <= _MOST_PRODUCTS * sizes.n_rows
     if resources.workers is not None:
+        tall = few and has_few_products and sizes.n_rows >= ROWS_PER_FEATURE * size
         reads = "few features: it needs the fewest reads, which workers share"
         return ("newton", reads) if tall else dual
-    long = sizes.rows_are_long and sizes.n_lanes * size**3 <= _MOST_OPERATIONS
+    long = (
+        sizes.rows_are_long
+        and (has_few_products or sizes.n_lanes == 1)
+        and sizes.n_lanes * size**3 <= _MOST_OPERATIONS
+    )
     is_streamed = sizes.n_entries * sizes.entry_bytes > resources.memory - RUNNING_BYTES
-    if is_streamed:  # many costs share the passes of a search
+    figures = sizes.n_rows, size, sizes.n_entries, sizes.C_mean_square, sizes.tol
+    # many costs share the passes of a search
+    faster = few and not folds and newton_is_faster(loss, *figures, is_streamed=is_streamed)
+    if is_streamed:
         reads = "few features, and rows that are read from disk: it needs the fewest reads"
-        return ("newton", reads) if (tall or long) and not folds else dual
+        return ("newton", reads) if faster or (long and not folds) else dual
     if long:  # newton's passes alone end where features are badly scaled
         return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
-    return dual
+    return ("newton", "few features: it takes less time") if faster else dual
 
 
 def choose_method(
-    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0
+    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
     if options.penalty != "l2" and options.loss not in _PENALISED:
@@ -331,13 +339,16 @@ def choose_method(
             "or --penalty l2"
         )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    mean_square = ((options.unpenalized_bias and dataset.centre) or dataset).mean_square or 0.0
     sizes = Sizes(
         dataset.n_rows,
         dataset.n_features,
         dataset.n_entries,
         dataset.entry_bytes,
         n_classes * len(options.C),
+        max(options.C) * mean_square,
         rows_are_long(dataset, max(options.C), accelerated=True, centred=options.unpenalized_bias),
+        tol,
         "" if options.penalty == "l2" or has_columns(dataset) else f"'streamcd columns {dataset.path}'",
     )
     method, reason = choose(sizes, options.loss, options.penalty, resources, folds)
