@@ -229,7 +229,7 @@ def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guard() -> N
     ("line", "message"),
     [
         (SafetyLine("core/files.py", "no such line"), "found 0 times"),
-        (SafetyLine("core/files.py", "sync(last.parent)"), "found 3 times"),
+        (SafetyLine("core/files.py", "os.close(descriptor)"), "found 3 times"),
         (
             SafetyLine("core/files.py", "sync(path.parent)", within="no_such_function"),
             "defined 0 times",

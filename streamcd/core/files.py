@@ -53,12 +53,12 @@ def sync(*paths: Path) -> None:
 
 
 @contextmanager
-def replacing(*paths: Path, before: Sequence[Path] = (), described: bool = True) -> Iterator[list[Path]]:
+def replacing(*paths: Path, before: Sequence[Path] = ()) -> Iterator[list[Path]]:
     """Yield temporary names to write to; the files written there replace `paths`, of one directory, when the block ends.
 
     If the block fails, they stay as they were and the temporary files are removed. The directory is made if needed. The
-    files `before` are made durable first. The last one describes the others, unless not `described`: it is gone before the
-    first of them is replaced, and comes last.
+    files `before` are made durable first. The last one tells of the others: it is gone before the first of them is
+    replaced, and comes last.
     """
     *others, last = paths
     partials = [path.with_name(path.name + ".partial") for path in paths]
@@ -70,12 +70,12 @@ def replacing(*paths: Path, before: Sequence[Path] = (), described: bool = True)
         with file_named(last):
             yield partials
         sync(*new, *before, *partials)
-        if others and described and last.exists():
-            last.unlink()
-            sync(last.parent)  # its name is gone before the others get theirs
-        for partial, path in zip(partials, others, strict=False):
-            os.replace(partial, path)
-        if others and described:
+        if others:
+            if last.exists():
+                last.unlink()
+                sync(last.parent)  # its name is gone before the others get theirs
+            for partial, path in zip(partials, others, strict=False):
+                os.replace(partial, path)
             sync(last.parent)  # the others have theirs before it has its own
         os.replace(partials[-1], last)
         sync(last.parent)  # all have them for good

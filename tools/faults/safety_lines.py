@@ -19,8 +19,9 @@ dataset/writer.py
     sync(path) ~ durable[convert]
     sync(folder / name) ~ durable[convert]
 training/checkpoint.py
-    files = [*files, *self._unsynced_log] ~ durable[train]
-    files = [*files, self.path] ~ durable[train]
+    with replacing(*paths, before=[*files, *self._unsynced]) as (partial, *early_log): ~ durable[train streamed]
+        > with replacing(*paths, before=files) as (partial, *early_log):
+    self._unsynced.add(self.path)  # for the names of the slots' folder and of the early log ~ durable[train]
     sync(*make_directory(self.path / name)) ~ durable[tune]
         > make_directory(self.path / name)
 training/loop.py
