@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from .runs.checkpoint_model import load_checkpoint as load_checkpoint
     from .runs.merge import merge as merge
     from .runs.report import write_report as write_report
-    from .runs.train import resume as resume
-    from .runs.train import train as train
-    from .runs.train import tune as tune
+    from .runs.run import resume as resume
+    from .runs.run import train as train
+    from .runs.run import tune as tune
     from .training.result import Result as Result
 
 # Loaded at first use: the command line starts fast, and a training process holds only what it needs.
@@ -60,7 +60,7 @@ _MODULES = {
     "runs.checkpoint_model": ("load_checkpoint",),
     "runs.merge": ("merge",),
     "runs.report": ("write_report",),
-    "runs.train": ("resume", "train", "tune"),
+    "runs.run": ("resume", "train", "tune"),
     "training.result": ("Result",),
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}

@@ -21,8 +21,8 @@ from small_datasets import Rows, columns_of, multiclass, random_rows, write_data
 from streamcd import Dataset, Result, resume, train
 from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import SOLVERS
-from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
+from streamcd.runs.resolve import resolve
 from streamcd.training.checkpoint import read_arrays, read_config
 from tools.simulated_cluster import Simulation
 
@@ -152,7 +152,7 @@ def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_
     data.n_rows = 10**9
     for memory, expected in ((27, "auto"), (22, "none")):
         asked = TrainOptions(method="primal", memory=memory * 10**9)
-        run = resolve(data, asked)
+        run = resolve(asked, data)
         notes += run.notes
         assert run.config.options.acceleration == expected
     assert sum("without acceleration" in line and "scores" in line for line in notes) == 1

@@ -212,7 +212,7 @@ class PassesOfAJob:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
-        monkeypatch.setattr("streamcd.runs.train.deadline", self.deadline)
+        monkeypatch.setattr("streamcd.runs.run.deadline", self.deadline)
 
     def deadline(self, seconds: float | None) -> Any:
         self.left = 10**9 if seconds is None else int(seconds)

@@ -23,9 +23,8 @@ from tools.faults.commands import contents, run_command
 from tools.faults.damage import DAMAGES, damage
 from tools.faults.disk import Disk, Tree
 from tools.faults.injection import HOWS, FaultyFiles
-from tools.faults.mutants import Mutants, check_lines
+from tools.faults.mutants import Mutants, SafetyLine, mutated, safety_lines
 from tools.faults.recording import Event, Recorder, tree_of
-from tools.faults.safety_lines import LINES, SafetyLine
 from tools.faults.trainings import Trainings
 from tools.faults.trials import Finding, Row, run_attack, table
 from tools.faults.workspace import Workspace, make_workspace
@@ -220,33 +219,56 @@ def test_a_failure_is_printed_with_its_seed_and_the_command_that_repeats_it(
     assert capsys.readouterr().err == said
 
 
-def test_every_line_of_safety_is_where_it_is_said_to_be_and_has_its_guard() -> None:
-    assert len(LINES) >= 30
-    check_lines(LINES)
+def test_every_line_of_safety_has_its_guard_and_can_be_removed() -> None:
+    lines = safety_lines()
+    assert len(lines) >= 30
+    for line in lines:
+        text = Path("streamcd", line.file).read_text(encoding="utf-8")
+        compile(mutated(text, line.number), line.file, "exec")
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("mark", "message"),
     [
-        (SafetyLine("core/files.py", "no such line"), "found 0 times"),
-        (SafetyLine("core/files.py", "os.close(descriptor)"), "found 3 times"),
-        (
-            SafetyLine("core/files.py", "sync(path.parent)", within="no_such_function"),
-            "defined 0 times",
-        ),
-        (SafetyLine("core/files.py", "if lock is not None:", instead="if :"), "invalid syntax"),
-        (SafetyLine("core/files.py", "os.close(descriptor)", "test_faults.py::test_none"), "no test"),
-        (SafetyLine("core/no_such_module.py", "pass"), "No such file"),
+        ("some", "expected file::name"),
+        ("some::a_claim, twice", "expected file::name"),
+        ("some::claim", "expected one test, found 2"),
+        ("some::no_claim", "expected one test, found 0"),
+        ("no_such_file::a_claim", "expected one test, found 0"),
     ],
 )
-def test_a_line_of_safety_that_is_not_found_exactly_once_is_an_error(line: SafetyLine, message: str) -> None:
+def test_a_mark_that_is_not_of_one_test_is_an_error(tmp_path: Path, mark: str, message: str) -> None:
+    (tmp_path / "streamcd").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_some.py").write_text(
+        "def test_a_claim():\n    pass\ndef test_b_claim():\n    pass\n"
+    )
+    module = tmp_path / "streamcd" / "module.py"
+    module.write_text("x = 1  # safety: some::a_claim some::b_claim[x y]\n")
+    assert [line.guard for line in safety_lines(tmp_path)] == [
+        "test_some.py::test_a_claim",
+        "test_some.py::test_b_claim[x y]",
+    ]
+    module.write_text(f"x = 1  # safety: {mark}\n")
     with pytest.raises(ValueError, match=message):
-        check_lines([line])
+        safety_lines(tmp_path)
+
+
+def test_a_statement_does_nothing_a_condition_is_never_true_and_an_argument_is_gone_in_a_mutant() -> None:
+    text = "if a:\n    sync(\n        b,\n        c,\n    )\nelif (\n    d\n    and e\n):\n    f = 1\n"
+    assert mutated(text, 1) == text.replace("if a:", "if False:", 1)
+    assert mutated(text, 2) == text.replace("sync(\n        b,\n        c,\n    )", "pass")
+    assert mutated(text, 4) == text.replace("        c,\n", "")
+    assert mutated(text, 8) == text.replace("    and e\n", "")
+    assert mutated(text, 9) == text.replace("elif (\n    d\n    and e\n):", "elif False:")
+    assert mutated(text, 10) == text.replace("f = 1", "pass")
 
 
 def test_a_line_of_safety_is_missed_by_its_guard_when_it_is_gone() -> None:
     """A sample of those whose guard takes a moment."""
-    quick = [line for line in LINES if line.guard.startswith("test_durability") and "[" not in line.guard]
+    quick = [
+        line for line in safety_lines() if line.guard.startswith("test_durability") and "[" not in line.guard
+    ]
     row = run_attack(Mutants(quick), "mutants", seed=1, first=0, count=1, jobs=1)
     assert (row.tried, row.failures) == (1, [])
 
@@ -264,7 +286,7 @@ def test_a_line_that_nobody_misses_is_told_with_its_guard(
 ) -> None:
     ended = iter(statuses)
     monkeypatch.setattr("tools.faults.mutants._run_guard", lambda *_: (next(ended), "said"))
-    line = SafetyLine("core/files.py", "os.close(descriptor)", "test_x.py::test_y", "release_lock")
+    line = SafetyLine("core/files.py", 50, "os.fsync(descriptor)", "test_x.py::test_y")
     (finding,) = Mutants([line]).attempt(0, random.Random(0), tmp_path)
     assert (finding.column, finding.what.startswith(f"{line}: {message}")) == (column, True)
 

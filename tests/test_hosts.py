@@ -185,7 +185,7 @@ def test_workers_in_hosts_make_the_rounds_of_a_simulation(on_disk: Path, tmp_pat
     write_dataset(SMALL, on_disk / "data", shard_size="250kB", chunk_size="20kB")
     data = streamcd.open(on_disk / "data")
     course = course_of(data, on_disk, 2, "squared_hinge", 1e-3)
-    memory, _ = memory_for(data, loss="squared_hinge", on_workers=True)
+    memory, _ = memory_for(data, 0, loss="squared_hinge")
     options = {"loss": "squared_hinge", "method": "dual", "memory": memory}
     streamcd.train(data, tmp_path / "run", client=Simulation(2), **options)
     real, simulated = (

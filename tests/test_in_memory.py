@@ -16,8 +16,8 @@ from streamcd.core.errors import UsageError
 from streamcd.dataset import in_memory
 from streamcd.dataset.in_memory import InMemoryDataset
 from streamcd.models.matrix_encoder import matrix_rows
-from streamcd.runs.carry_out import train_in_memory
 from streamcd.runs.options import TrainOptions
+from streamcd.runs.run import train_in_memory
 from streamcd.stream.memory_plan import Plan
 from streamcd.training.loop import Session
 
@@ -41,8 +41,8 @@ def options(loss: str, method: str, accelerated: bool) -> dict[str, Any]:
 
 
 def train_arrays(dataset: InMemoryDataset, asked: dict[str, Any], **more: Any) -> tuple[Any, Any]:
-    rule = {"tol": 1e-6, "max_passes": 20, "checkpoint_every": float("inf")}
-    arrays = TrainOptions(**asked, **rule, in_memory=True, **more)
+    rule = {"tol": 1e-6, "max_passes": 20}
+    arrays = TrainOptions(**asked, **rule, **more)
     result, models = train_in_memory(dataset, arrays, Session(Listener(), None))
     return result, models[0]
 
@@ -55,8 +55,8 @@ def test_windows_of_few_chunks_reach_the_optimum_of_one(method: str, monkeypatch
     cut = dataset_of(x, code)
     assert cut.n_chunks > 4
     plan = Plan(window_entries=cut.n_entries // 3, window_rows=cut.n_rows, resident=False)
-    rule = {"tol": 1e-6, "max_passes": 2000, "checkpoint_every": float("inf")}
-    arrays = TrainOptions(**asked, **rule, plan=plan, in_memory=True)
+    rule = {"tol": 1e-6, "max_passes": 2000}
+    arrays = TrainOptions(**asked, **rule, plan=plan)
     result, (in_parts,) = train_in_memory(cut, arrays, Session(Listener(), None))
     assert result.converged
     arrays = replace(arrays, plan=None)

@@ -15,6 +15,7 @@ import streamcd
 from streamcd import Dataset, load_checkpoint, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.core.setting import assign_folds
+from streamcd.runs.config import memory_of, problem_of
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.problem import make_problem
 
@@ -237,7 +238,8 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dataset = many_classes(tmp_path / "data")
-    problem = ProblemOptions(method="primal", acceleration="none").make_problem(dataset)
+    options = ProblemOptions(loss="squared_hinge", method="primal", acceleration="none", bias="none")
+    problem = problem_of(options, dataset)
     monkeypatch.setattr("streamcd.solvers.primal.PrimalSolver", lambda *asked, **more: pytest.fail("made"))
-    memory = ProblemOptions(method="primal", acceleration="none").solver_memory(problem, dataset)
+    memory = memory_of(options, problem, dataset)
     assert memory.weights > 3 * 8 * 600 * 600

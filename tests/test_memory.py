@@ -304,7 +304,7 @@ def test_less_than_a_start_takes_is_refused(tmp_path: Path) -> None:
 def test_libraries_are_unmapped_where_memory_is_short() -> None:
     """In a process of its own, which goes on with all of them."""
     code = (
-        "import numpy as np, pyarrow as pa, streamcd.runs.train\n"
+        "import numpy as np, pyarrow as pa, streamcd.runs.run\n"
         "from streamcd.core.memory_budget import RESERVED_BYTES, _read_figure, make_room\n"
         "from streamcd.kernels.primitives import shuffle\n"
         "held = lambda: _read_figure('/proc/self/status', 'VmRSS')\n"

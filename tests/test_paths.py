@@ -15,7 +15,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import evaluate, load_model, train, tune
 from streamcd.core.errors import BudgetError, ModelError
-from streamcd.runs import lane_groups
+from streamcd.runs import resolve
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
 
@@ -81,14 +81,14 @@ def test_groups_of_a_path_are_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After interruptions, and where the time was up in a group."""
-    plan_group = lane_groups._plan_group
+    plan_group = resolve._plan_group
 
     def plan_few(dataset: Any, lanes: Any, *rest: Any, **options: Any) -> Any:
         if lanes.n_lanes > 3:
             raise BudgetError("three lanes fit")
         return plan_group(dataset, lanes, *rest, **options)
 
-    monkeypatch.setattr(lane_groups, "_plan_group", plan_few)
+    monkeypatch.setattr(resolve, "_plan_group", plan_few)
     data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
     asked: dict[str, Any] = {
         "penalty": "l1",

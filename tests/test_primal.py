@@ -23,8 +23,8 @@ from small_datasets import (
 
 from streamcd import Dataset, make_columns, resume, train, tune
 from streamcd.core.errors import BudgetError, CheckpointError, DatasetError, Interrupted, UsageError
-from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
+from streamcd.runs.resolve import resolve
 from streamcd.solvers.problem import make_problem
 from streamcd.solvers.protocol import CERTIFY
 from streamcd.solvers.registry import make_solver
@@ -114,12 +114,12 @@ def test_scores_that_do_not_fit_are_refused_in_favour_of_the_dual(tmp_path: Path
     """18 bytes a row with one lane, without acceleration."""
     dataset = columns_of(tmp_path / "data", random_rows())
     dataset.n_rows = 10**9
-    assert resolve(dataset, TrainOptions(method=method, memory="20GB")).config.plan.window_entries
+    assert resolve(TrainOptions(method=method, memory="20GB"), dataset).config.plan.window_entries
     with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .*method=\"dual\"") as refusal:
         train(dataset, tmp_path / "run", method=method, memory="10GB")
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "run").exists()
-    assert resolve(dataset, TrainOptions(method="dual", memory="10GB"))
+    assert resolve(TrainOptions(method="dual", memory="10GB"), dataset)
 
 
 def test_a_run_stopped_while_it_is_certified_resumes(tmp_path: Path) -> None:

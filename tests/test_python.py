@@ -56,7 +56,7 @@ def test_workers_of_this_machine_are_an_option_of_python(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "at least 1, found 0"),
+        ({"workers": 0}, "expected 1 or more, found 0"),
         ({"workers": 2, "scheduler": "tcp://host:1"}, "give one of them"),
         ({"worker_timeout": 2.0}, "worker_timeout is for training on workers"),
         ({"workers": 2, "omega": 1.5}, "omega is for one process"),

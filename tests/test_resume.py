@@ -498,9 +498,9 @@ def test_a_configuration_with_a_wrong_type_is_refused_by_name(interrupted: Calla
 
 
 WRONG_VALUES = [
-    (("options", "folds"), -1),
-    (("options", "folds"), 1),
-    (("options", "folds"), 10**9),
+    (("folds",), -1),
+    (("folds",), 1),
+    (("folds",), 10**9),
     (("options", "loss"), "absolute"),
     (("options", "method"), "bisection"),
     (("options", "C"), []),
@@ -523,7 +523,6 @@ WRONG_VALUES = [
     (("plan", "window_entries"), 10**30),
     (("checkpoint_every",), float("nan")),
     (("rounds",), {"worker_timeout": 1.0, "shared_memory": 0}),
-    (("tune",), {"cv": 3}),
     (("dataset",), "a\0b"),
     (("start_from",), "a\0b"),
 ]

@@ -26,6 +26,7 @@ from streamcd.core.errors import DatasetError, EnvironmentFailure, Interrupted, 
 from streamcd.kernels import rounds as kernels
 from streamcd.kernels.loss_table import row_loss
 from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step
+from streamcd.runs import config
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import SerialEngine, Simulation
@@ -53,7 +54,8 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def problem_of(dataset: Dataset, loss: str, C: Any = 0.7) -> Any:
-    return ProblemOptions(loss=loss, method="dual", C=C, acceleration="none").make_problem(dataset)
+    options = ProblemOptions(loss=loss, method="dual", C=C, acceleration="none", bias="none")
+    return config.problem_of(options, dataset)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -542,7 +544,7 @@ def test_a_slope_that_is_rounding_does_not_end_the_run(
 def test_a_worker_refuses_another_dataset_than_that_of_the_run(tmp_path: Path) -> None:
     """Under the path of the run there may be another one on the worker's machine."""
     dataset = write_dataset(tmp_path / "data", random_rows())
-    problem = ProblemOptions().make_problem(dataset)
+    problem = problem_of(dataset, "squared_hinge")
     spec = WorkerSpec(str(dataset.path), dataset.fingerprint, problem, "dual", 0, 1_000_000_000)
     assert open_same(spec).fingerprint == dataset.fingerprint
     with pytest.raises(DatasetError, match="fingerprint of another"):

@@ -17,6 +17,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd.core.errors import UsageError
 from streamcd.core.parallel import AHEAD, Threads, ahead
+from streamcd.runs.config import problem_of
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers import classes
 from streamcd.solvers.classes import ClassSolver
@@ -78,11 +79,10 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
     monkeypatch.setattr(classes, "shuffled_active_rows", counted)
     streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
     assert len(n_rows) > 1
-    solver = ClassSolver(
-        ProblemOptions(
-            loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6)
-        ).make_problem(data)
+    options = ProblemOptions(
+        loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6), bias="none"
     )
+    solver = ClassSolver(problem_of(options, data))
     assert solver.layout.n_orders == 4
 
 

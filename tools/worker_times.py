@@ -29,9 +29,8 @@ import streamcd
 from streamcd import Dataset, StreamcdError
 from streamcd.core.errors import EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES, RUNNING_BYTES
-from streamcd.runs.choices import settle
-from streamcd.runs.lane_groups import resolve
 from streamcd.runs.options import TrainOptions
+from streamcd.runs.resolve import resolve
 from streamcd.stream.memory_plan import Plan
 from tools.control_groups import Limits
 from tools.hosts import Host, check, made_hosts
@@ -82,23 +81,23 @@ def made_sets(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Dataset]]
             yield name, streamcd.open(path)
 
 
-def memory_for(data: Dataset, **options: Any) -> tuple[int, Plan]:
+def memory_for(data: Dataset, workers: int | None = None, **options: Any) -> tuple[int, Plan]:
     """Find the budget in which a process, or a worker, has windows of a share of the data, and the plan of a process."""
     low, high = 1e6, 4e9
     while high - low > 1e5:
         memory = (low + high) / 2
         try:
-            plan = _plan(data, memory, options)
+            plan = _plan(data, memory, workers, options)
             enough = plan.resident or plan.window_entries >= _WINDOW * data.n_entries
         except UsageError:
             enough = False
         low, high = (low, memory) if enough else (memory, high)
-    return int(high), _plan(data, high, options)
+    return int(high), _plan(data, high, workers, options)
 
 
-def _plan(data: Dataset, memory: float, options: dict[str, Any]) -> Plan:
-    asked, _ = settle(TrainOptions(memory=int(memory), method="dual", **options), data)
-    return resolve(data, asked).config.plan
+def _plan(data: Dataset, memory: float, workers: int | None, options: dict[str, Any]) -> Plan:
+    asked = TrainOptions(memory=int(memory), method="dual", **options)
+    return resolve(asked, data, workers).config.plan
 
 
 @dataclass
@@ -171,7 +170,7 @@ def _start(work: Path, name: str, host: Host, *command: str, **options: Any) -> 
 
 def course_of(data: Dataset, work: Path, n_workers: int, loss: str, tol: float) -> Course:
     """Train twice, first to load what is needed, and return the seconds and reads of the second time."""
-    memory, plan = memory_for(data, loss=loss, on_workers=n_workers > 1)
+    memory, plan = memory_for(data, 0 if n_workers > 1 else None, loss=loss)
     run = work / _RUNS / "run"
     options: dict[str, Any] = {"loss": loss, "method": "dual", "memory": memory, "tol": tol}
     if n_workers > 1:  # a worker's budget has the pages of libraries, which are the machine's here

@@ -213,7 +213,7 @@ def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
       streamcd train data run --resume --max-seconds 55m    # in batch jobs
     """
     options, notes = training_keywords(dataset, **options)
-    from ..runs.train import train as train_model
+    from ..runs.run import train as train_model
 
     return carry_out(partial(train_model, dataset, run, **options), run, listener, notes)
 
@@ -235,7 +235,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
       streamcd tune data run --penalty l1 --l1 10,5,2
     """
     options, notes = training_keywords(dataset, **options)
-    from ..runs.train import tune as tune_model
+    from ..runs.run import tune as tune_model
 
     return carry_out(partial(tune_model, dataset, run, **options), run, listener, notes)
 
@@ -256,7 +256,7 @@ def resume(listener: Console, run: str, **options: Any) -> Shown:
       streamcd resume run --dataset /new/disk/data
       streamcd resume /shared/run --scheduler tcp://host:8786
     """
-    from ..runs.train import resume as resume_run
+    from ..runs.run import resume as resume_run
 
     return carry_out(partial(resume_run, run, **options), run, listener)
 

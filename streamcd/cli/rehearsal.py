@@ -14,7 +14,7 @@ from ..kernels import compile as kernels
 from ..kernels.loss_table import LOSSES
 from ..prediction.evaluate import evaluate
 from ..prediction.predict import predict
-from ..runs.train import train, tune
+from ..runs.run import train, tune
 
 _TABLE = "y,size,place,target\n" + "a,1.5,x,0.5\nb,-2,y,1\na,,z,2\nb,3,x,-1\n" * 5
 

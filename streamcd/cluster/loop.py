@@ -100,7 +100,7 @@ class RoundLoop(TrainingLoop):
                 step = self._step(request, result)
                 break
             except WorkersLost as loss:
-                self.slots.roll_back()
+                self.slots.roll_back()  # safety: rounds::leaves_no_trace[collect-3]
                 if attempts >= _MAX_ATTEMPTS:
                     raise EnvironmentFailure(
                         f"round {self.round + 1} was lost {attempts} times in a row, the last time because {loss}; "
@@ -129,6 +129,7 @@ class RoundLoop(TrainingLoop):
                 "line_search": round(stepped - worked, 6),
             },
         }
+        assert isinstance(self.directory, Run)
         self.directory.append_log(record)
         self._checkpoint()  # the state records the length of the log
 

@@ -47,7 +47,7 @@ def sync(*paths: Path) -> None:
     descriptor = os.open(paths[0], os.O_RDONLY)
     try:
         with file_named(paths[0]):
-            os.fsync(descriptor)
+            os.fsync(descriptor)  # safety: durability::power_cut[train]
     finally:
         os.close(descriptor)
 
@@ -61,24 +61,29 @@ def replacing(*paths: Path, before: Sequence[Path] = ()) -> Iterator[list[Path]]
     replaced, and comes last.
     """
     *others, last = paths
-    partials = [path.with_name(path.name + ".partial") for path in paths]
+    partials = [path.with_name(
+        path.name
+        + ".partial"  # safety: metadata::replaced_whole
+    ) for path in paths]  # fmt: skip
     new = make_directory(last.parent)
     for partial in partials:
-        if partial.is_symlink():
+        if partial.is_symlink():  # safety: files_of_others::through_a_symbolic_link[predict]
             raise UsageError(f"{partial}: a symbolic link, through which nothing is written; remove it")
     try:
         with file_named(last):
             yield partials
-        sync(*new, *before, *partials)
+        sync(*new, *before, *partials)  # safety: durability::power_cut[predict]
         if others:
             if last.exists():
-                last.unlink()
-                sync(last.parent)  # its name is gone before the others get theirs
+                last.unlink()  # safety: durability::power_cut[a model over another]
+                # its name is gone before the others get theirs
+                sync(last.parent)
             for partial, path in zip(partials, others, strict=False):
                 os.replace(partial, path)
-            sync(last.parent)  # the others have theirs before it has its own
+            # the others have theirs before it has its own
+            sync(last.parent)  # safety: durability::power_cut[a model over another]
         os.replace(partials[-1], last)
-        sync(last.parent)  # all have them for good
+        sync(last.parent)  # safety: durability::power_cut[predict]
     finally:
         for partial in partials:
             partial.unlink(missing_ok=True)
@@ -96,11 +101,13 @@ def check_output(
         wrong = f"no such directory: {folder}; make it first"
     elif not os.path.lexists(path):
         return
-    elif any(os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs):
+    elif any(
+        os.path.exists(source) and os.path.exists(path) and path.samefile(source) for source in inputs
+    ):  # safety: files_of_others::the_text_they_are_of
         wrong = f"{path} is an input; name another place for the output"
-    elif not is_kind(path):
+    elif not is_kind(path):  # safety: files_of_others::of_another_kind[export a model-letter- --force]
         wrong = f"{path} exists and is not {kind}; name another place"
-    elif not force:
+    elif not force:  # safety: files_of_others::is_replaced_by_force[predict]
         wrong = f"{path} exists; name another place, or give --force to replace it"
     else:
         return
@@ -149,16 +156,19 @@ def make_directory(path: Path) -> list[Path]:
         return []
     changed = make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    return [*changed, path.parent]
+    return [
+        *changed,
+        path.parent,  # safety: durability::power_cut[train]
+    ]
 
 
 def put_directory(new: Path, path: Path, *, force: bool) -> None:
     """Move a complete directory to `path`; with `force` an existing one is replaced in one step, and then is at `new`."""
     if force and path.exists():
-        exchange(new, path)
+        exchange(new, path)  # safety: metadata::two_directories_change
     else:
         os.rename(new, path)
-    sync(path.parent)
+    sync(path.parent)  # safety: durability::power_cut[convert]
 
 
 def exchange(path: Path, other: Path) -> None:
@@ -185,7 +195,12 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 """A positive integer, in a declared structure."""
 
-FileName = Annotated[str, msgspec.Meta(pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z")]
+FileName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([\w-]+/)?[\w-][\w.-]*\Z",  # safety: dataset::names_of_files_that_leave
+    ),
+]
 """Name of a file in the directory of the metadata file, or in a folder of that directory."""
 
 Folder = Annotated[str, msgspec.Meta(pattern=r"^[\w-]*\Z")]
@@ -253,17 +268,19 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
     NotADirectoryError if there is none.
     """
     if isinstance(path, Path) and path.exists() and not path.is_file():
-        raise kind.error(f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}")
+        raise kind.error(  # safety: dataset::manifest_that_is_no_file[rows]
+            f"{path}: expected a file, found a device, a pipe or a directory; {kind.remedy}"
+        )
     try:
         raw = json.loads(path.read_bytes())
         # half a surrogate pair is no text, and cannot be printed
         json.dumps(raw, ensure_ascii=False).encode()
         if not isinstance(raw, dict) or raw.get("format") != kind.format:
             problem = f"expected a {kind.format}, found something else"
-        elif raw.get("format_version") != kind.version:
+        elif raw.get("format_version") != kind.version:  # safety: metadata::another_version
             found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
             problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
-        elif raw.get(SEAL) != content_digest(raw):
+        elif raw.get(SEAL) != content_digest(raw):  # safety: resume::changed_configuration
             problem = "changed since it was written"
         else:
             return raw, msgspec.convert(raw, kind.structure, str_keys=True)
@@ -306,16 +323,17 @@ _DYING_SECONDS = 5.0
 
 
 def take_lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a file or a directory and lock it for this process alone.
+    """Open a file or a directory, which is no link, and lock it for this process alone.
 
     Returns the descriptor that holds the lock; None if another process has it. Where that one has ended, its workers are
     ending: they are waited for.
     """
+    flags |= os.O_NOFOLLOW  # safety: durability::are_no_links convert::work_goes_to_no_directory
     descriptor = os.open(path, flags, 0o644)
     until = time.monotonic() + _DYING_SECONDS
     while True:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # safety: resume::run_in_use
             _held.add(descriptor)
             return descriptor
         if _is_of_a_living_process(descriptor) or time.monotonic() > until:
@@ -376,7 +394,7 @@ def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
 def kept_by_copies() -> Iterator[None]:
     """Let processes forked within the block keep this process's locks."""
     global _copies_keep
-    _copies_keep = True
+    _copies_keep = True  # safety: parallel::nobody_begins[copied]
     try:
         yield
     finally:
@@ -387,7 +405,9 @@ class HeldLocks:
     """All locks of this process, as an argument for a spawned one, which holds them once it has unpickled this."""
 
     def __reduce__(self) -> tuple[Callable[..., HeldLocks], tuple[Any, ...]]:
-        return _hold, tuple(reduction.DupFd(descriptor) for descriptor in _held)
+        return _hold, (
+            *map(reduction.DupFd, _held),  # safety: parallel::nobody_begins[spawned]
+        )
 
 
 def _hold(*received: Any) -> HeldLocks:
@@ -396,7 +416,7 @@ def _hold(*received: Any) -> HeldLocks:
 
 
 def _let_go() -> None:
-    if not _copies_keep:
+    if not _copies_keep:  # safety: durability::forked_child_holds_no_lock
         for descriptor in tuple(_held):
             release_lock(descriptor)
 

@@ -67,14 +67,16 @@ def require(
     """
     parts = {"interpreter and libraries": reserved, **needs}
     total = sum(parts.values())
-    if total > budget:
+    if total > budget:  # safety: memory::what_is_left_of stream::budget_that_cannot
         arithmetic = " + ".join(
             f"{format_size(n_bytes)} {what}" for what, n_bytes in parts.items() if n_bytes
         )
         if budget < 10**6:
             advice = f"did you mean {budget}MB?"
         refusal = refusal or f"--memory {format_size(budget)} is too small:"
-        raise BudgetError(f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}")
+        raise BudgetError(  # safety: convert::no_sense_are_refused
+            f"{refusal} {arithmetic} = {format_size(total)} needed; {advice}"
+        )
     return budget - total
 
 

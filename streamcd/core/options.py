@@ -30,7 +30,7 @@ P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
-Asked = TypeVar("Asked")
+Options = TypeVar("Options")
 R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -298,7 +298,7 @@ def number_or_word(
 # Keywords of functions
 
 
-class takes(Generic[P, Asked]):
+class takes(Generic[P, Options]):
     """Give a public function the options of a dataclass as keywords, among them the listener.
 
     The function takes one to three arguments, which may be left out if they may be None, and the options, made and checked.
@@ -306,21 +306,21 @@ class takes(Generic[P, Asked]):
     ``{options}``. The listener hears of compilations, and of the end.
     """
 
-    def __init__(self, options: Callable[P, Asked]) -> None:
+    def __init__(self, options: Callable[P, Options]) -> None:
         self._options: Any = options
 
     @overload
-    def __call__(self, function: Callable[[A, B, C, Asked], R]) -> Callable[Concatenate[A, B, C, P], R]: ...
+    def __call__(self, function: Callable[[A, B, C, Options], R]) -> Callable[Concatenate[A, B, C, P], R]: ...
     @overload
-    def __call__(self, function: Callable[[A, B, Asked], R]) -> Callable[Concatenate[A, B, P], R]: ...
+    def __call__(self, function: Callable[[A, B, Options], R]) -> Callable[Concatenate[A, B, P], R]: ...
     @overload
-    def __call__(self, function: Callable[[A, Asked], R]) -> Callable[Concatenate[A, P], R]: ...
+    def __call__(self, function: Callable[[A, Options], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Any) -> Any:
         options = self._options
-        asked = inspect.signature(function)
-        given = [
+        declaration = inspect.signature(function)
+        positional = [
             one.replace(default=None) if str(one.annotation).endswith("| None") else one
-            for one in list(asked.parameters.values())[:-1]
+            for one in list(declaration.parameters.values())[:-1]
         ]
         keywords = [
             inspect.Parameter(
@@ -331,34 +331,43 @@ class takes(Generic[P, Asked]):
             )
             for one in declared(options).values()
         ]
+        signature = declaration.replace(parameters=[*positional, *keywords])
 
         @functools.wraps(function)
-        def call(**found: Any) -> Any:
-            with listening(found.get("listener")) as found["listener"]:
-                positional = [found.pop(one.name, None) for one in given]
-                return function(*positional, options(**found))
+        def call(*arguments: Any, **named: Any) -> Any:
+            given = _bound(function.__name__, signature, arguments, named)
+            with listening(given.get("listener")) as given["listener"]:
+                first = [given.pop(one.name, None) for one in positional]
+                return function(*first, options(**given))
 
-        call.__signature__ = asked.replace(parameters=[*given, *keywords])  # type: ignore[attr-defined]
+        call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = with_parameters(inspect.getdoc(function) or "", options)
-        return with_known_keywords(call)
+        return call
 
 
 def with_known_keywords(function: Function) -> Function:
     """Check the arguments of a public function: what it does not take is refused, with the nearest name."""
     signature = inspect.signature(function)
-    known = signature.parameters
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            given = signature.bind(*arguments, **named).arguments
-        except TypeError as error:
-            near = (difflib.get_close_matches(name, known, 1) for name in named if name not in known)
-            hints = "".join(f"; did you mean {name!r}?" for names in near for name in names)
-            raise KeywordError(f"{function.__name__}() {error}{hints}") from None
-        return function(**{name: _of_declared_type(known[name], value) for name, value in given.items()})
+        return function(**_bound(function.__name__, signature, arguments, named))
 
     return call  # type: ignore[return-value]
+
+
+def _bound(
+    name: str, signature: inspect.Signature, arguments: Sequence[Any], named: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a function's call by name, of their declared types; others are refused."""
+    known = signature.parameters
+    try:
+        given = signature.bind(*arguments, **named).arguments
+    except TypeError as error:
+        near = (difflib.get_close_matches(one, known, 1) for one in named if one not in known)
+        hints = "".join(f"; did you mean {one!r}?" for names in near for one in names)
+        raise KeywordError(f"{name}() {error}{hints}") from None
+    return {one: _of_declared_type(known[one], value) for one, value in given.items()}
 
 
 _TYPES: dict[str, Any] = {"None": types.NoneType, "float": Real, "int": Integral, "str": str}

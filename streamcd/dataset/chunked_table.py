@@ -96,7 +96,7 @@ class ChunkedTable:
         for _, problem in file_problems(path, listed):
             raise DatasetError(f"{problem}; {cls.KIND.remedy}")
         table = read_table(path / name, manifest["chunks"]["checksum"], cls.KIND.remedy)
-        if table["part"].max(initial=-1) >= len(manifest["parts"]):
+        if table["part"].max(initial=-1) >= len(manifest["parts"]):  # safety: dataset::part_that_there_is_not
             raise DatasetError(f"{path / name}: a part that the manifest does not list; {cls.KIND.remedy}")
         if not {f"{one}_crc" for one in cls.TABLES} <= table.keys():
             raise DatasetError(f"{path / name}: no checksums of chunks; {cls.KIND.remedy}")
@@ -137,13 +137,18 @@ class ChunkedTable:
             offset, n_bytes = extent_of(part.footer, group, first)
             data = None if self._ring is None else self._ring.take(part.path, offset)
             data = part.fetch(offset, n_bytes) if data is None else data
-            if verify:
-                if crc32(data[extent_of(part.footer, group, covered)[0] - offset :]) != crcs[chunk]:
-                    if self.cache is not None and isinstance(part.path, Path):
-                        part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
-                    raise ValueError("not the bytes that the chunk table records: replaced or changed")
-                verify = first != covered
-            arrays = part.read(group, columns, offset, data, verify)
+            checked = data[extent_of(part.footer, group, covered)[0] - offset :]
+            if verify and crc32(checked) != crcs[chunk]:  # safety: dataset::another_of_its_size[entries]
+                if self.cache is not None and isinstance(part.path, Path):
+                    part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
+                raise ValueError("not the bytes that the chunk table records: replaced or changed")
+            arrays = part.read(
+                group,
+                columns,
+                offset,
+                data,
+                verify and first != covered,  # safety: dataset::damage_is_noticed[columns0]
+            )
         n_rows = int(self.starts[table][chunk + 1] - self.starts[table][chunk])
         for array in arrays:
             if array.size != n_rows:
@@ -251,8 +256,8 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
     for (name, n_bytes, _), found in zip(files, sizes, strict=True):
         if found is None:
             yield path / name, f"{path / name}: the file is missing"
-        elif found == NO_FILE:  # it would be read for ever
+        elif found == NO_FILE:  # safety: dataset::what_is_no_file[pipe-features.parquet]
             yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
-        elif found != n_bytes:
+        elif found != n_bytes:  # safety: dataset::truncated_or_missing[features.parquet]
             kind = "truncated" if found < n_bytes else "too long"
             yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"

@@ -90,7 +90,7 @@ def open_columns(dataset: Dataset, *, check_files: bool = True) -> Columns:
         raise DatasetError(
             f"{dataset.path} has no column layout; 'streamcd columns {dataset.path}' makes it"
         ) from None
-    if manifest["dataset"] != dataset.fingerprint:
+    if manifest["dataset"] != dataset.fingerprint:  # safety: columns::layout_of_another_dataset
         raise DatasetError(
             f"{path / 'manifest.json'}: made from a dataset with fingerprint {manifest['dataset']}, "
             f"this one has {dataset.fingerprint}; {AGAIN}"

@@ -117,7 +117,7 @@ class Dataset(ChunkedTable):
             manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
             raise DatasetError(_describe_absence(place)) from None
-        if fingerprint not in (None, manifest["fingerprint"]):
+        if fingerprint not in (None, manifest["fingerprint"]):  # safety: resume::changed_dataset
             raise DatasetError(
                 f"{place}: expected the dataset with the fingerprint {fingerprint}, found {manifest['fingerprint']}"
             )

@@ -86,7 +86,7 @@ def _check(table: ChunkedTable, pool: Pool, budget: int | None, phase: str) -> t
         "chunk tables": 2 * _CHECK_BYTES * table.n_chunks,
     }
     if budget is not None:
-        memory_per_worker(budget, pool.n_workers, needs)
+        memory_per_worker(budget, pool.n_workers, needs)  # safety: dataset::verify_refuses
     problems = [*_damaged_files(table, {**table.manifest, "parts": []})]
     sizes = [record["entries_bytes"] for record in table.manifest["parts"]]
     tasks = [(table, part) for part in range(table.n_shards)]
@@ -103,7 +103,9 @@ def _damaged_files(table: ChunkedTable, manifest: Mapping[str, Any]) -> Iterator
     for name, _, checksum in files:
         path = table.path / name
         if path not in found and file_checksum(path) != checksum:
-            yield f"{path}: checksum differs from the manifest's, the file was changed or damaged"
+            yield (  # safety: dataset::a_flipped_byte[features.parquet]
+                f"{path}: checksum differs from the manifest's, the file was changed or damaged"
+            )
 
 
 def _check_part(table: Dataset | Columns, part: int) -> _Part:
@@ -171,7 +173,7 @@ def _column_problems(columns: Columns, chunk: int, found: _Part) -> Iterator[tup
 def _whole_problems(dataset: Dataset, parts: list[_Part]) -> Iterator[str]:
     """Compare what parts hold, each and together, and the tables beside them, with the manifest."""
     for part, record in zip(parts, dataset.manifest["parts"], strict=True):
-        if content_text(part.sums[0]) != record["content"]:
+        if content_text(part.sums[0]) != record["content"]:  # safety: dataset::another_content[entries]
             yield f"{dataset.path / record['rows']}: {_OTHER}"
     if sum(part.sources for part in parts) % 2**64:
         yield f"{dataset.path / 'rows'}: the source places are not each of 0 … {dataset.n_rows - 1} once"
@@ -187,7 +189,7 @@ def _whole_problems(dataset: Dataset, parts: list[_Part]) -> Iterator[str]:
         for name, columns in [*tables, (schema.INDICES_FILE, schema.INDICES)]:
             record = dataset.manifest.get(schema.LISTED[name])
             if record and content_of(columns.names, read_tables(dataset.file(name))) != record["content"]:
-                yield f"{dataset.path / name}: {_OTHER}"
+                yield f"{dataset.path / name}: {_OTHER}"  # safety: dataset::another_content[features]
         n_entries = sum(int(block["n_entries"].sum()) for block in dataset.read_features(["n_entries"]))
         if n_entries != dataset.n_entries:
             yield f"{dataset.path / tables[0][0]}: counts {n_entries} entries, the dataset has {dataset.n_entries}"

@@ -1,7 +1,7 @@
 """Base of the estimators: fitting to arrays or a dataset, training, and prediction.
 
 Training on arrays is in memory and never touches the disk; training on a dataset has a run directory. Both are by
-`runs.train`; kernels are loaded at the first fit. scikit-learn checks parameters and arrays.
+`runs.run`; kernels are loaded at the first fit. scikit-learn checks parameters and arrays.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def penalised(l1: float, l2: float, C: float) -> dict[str, Any]:
 class LinearModel(BaseEstimator):
     """Base of all estimators: fitting, training, weights and decisions, with the parameters of all.
 
-    A subclass translates its own into options of `runs.train`.
+    A subclass translates its own into options of `runs.run.train`.
     """
 
     tol: float = 1e-4
@@ -201,7 +201,7 @@ class LinearModel(BaseEstimator):
             names = list(encoding.feature_names(np.arange(model.n_features)))
             self.feature_names_in_ = np.array(names, object)
 
-    def _asked(self, dataset: Dataset) -> dict[str, Any]:
+    def _options_of_run(self, dataset: Dataset) -> dict[str, Any]:
         """Return the options of a training on a dataset, but for when it stops."""
         seed = 0
         if self.random_state is not None:
@@ -209,12 +209,12 @@ class LinearModel(BaseEstimator):
         return {"seed": seed, "method": self.method, **self._options(dataset)}
 
     def _train_in_memory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
-        from ..runs.carry_out import train_in_memory
         from ..runs.options import TrainOptions
+        from ..runs.run import train_in_memory
         from ..training.loop import Session
 
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
-        options = TrainOptions(**self._asked(dataset), **rule, checkpoint_every=float("inf"), in_memory=True)
+        options = TrainOptions(**self._options_of_run(dataset), **rule)
         with listening(listener) as heard:
             session = Session(heard, None, threads=Threads(self._n_threads() or 1))
             result, models = train_in_memory(dataset, options, session)
@@ -227,12 +227,12 @@ class LinearModel(BaseEstimator):
         """
         from ..conversion.transpose import make_columns
         from ..dataset.column_layout import has_columns
-        from ..runs.choices import takes_columns
         from ..runs.options import TrainOptions
-        from ..runs.train import resume, train
+        from ..runs.resolve import reads_columns
+        from ..runs.run import resume, train
 
-        asked = self._asked(dataset)
-        if takes_columns(TrainOptions(**asked, memory=self.memory), dataset) and not has_columns(dataset):
+        options = self._options_of_run(dataset)
+        if reads_columns(TrainOptions(**options, memory=self.memory), dataset) and not has_columns(dataset):
             make_columns(dataset, memory=self.memory, listener=listener)
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "listener": listener}
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")
@@ -241,13 +241,13 @@ class LinearModel(BaseEstimator):
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", ConvergenceWarning)  # `fit` warns
-            run = Path(folder) / f"run-{_digest({**asked, 'fingerprint': dataset.fingerprint})}"
+            run = Path(folder) / f"run-{_digest({**options, 'fingerprint': dataset.fingerprint})}"
             if (run / "config.json").exists():
                 result = resume(run, **rule)
             else:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 threads = self._n_threads()
-                result = train(dataset, run, memory=self.memory, threads=threads, **rule, **asked)
+                result = train(dataset, run, memory=self.memory, threads=threads, **rule, **options)
             return result, result.model
 
     def _bias(self) -> float:

@@ -111,14 +111,14 @@ def place_rows(rows, classes, rank, offsets, arena):
         left -= n_entries[i]
         if n_entries[i] < 0:
             return WRONG_COUNTS
-    if left and label.size:
+    if left and label.size:  # safety: stream::does_not_fit_the_dataset
         return WRONG_COUNTS
     for i in range(label.size if target.size == 0 else 0):
         low, high = 0, classes.size - 1
         while low < high:
             middle = (low + high) >> 1
             low, high = (middle + 1, high) if classes[middle] < label[i] else (low, middle)
-        if high < 0 or classes[low] != label[i]:
+        if high < 0 or classes[low] != label[i]:  # safety: stream::does_not_fit_the_dataset
             return WRONG_LABEL
         code[first + i] = low
     out = out_feature[end:stop]

@@ -143,7 +143,7 @@ def check_file(path: Path, checksum: str) -> None:
     """Refuse a file that is missing, or whose checksum is another."""
     if not path.is_file():
         raise ModelError(f"{path}: the file is missing")
-    if file_checksum(path) != checksum:
+    if file_checksum(path) != checksum:  # safety: model::flipped_bit_in_the_weights
         raise ModelError(f"{path}: checksum differs from model.json's, the file was changed or damaged")
 
 

@@ -71,7 +71,7 @@ def load_checkpoint(
     """
     path = local_path(run, "a run")
     config = read_config(path)
-    if config.tune is not None:
+    if config.scoring is not None:
         path = path / "best"
         if not (path / "config.json").exists():
             raise ModelError(

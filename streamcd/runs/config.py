@@ -1,40 +1,53 @@
-"""The record of a run, ``config.json``, and the resolved run."""
+"""The record of a run, ``config.json``; and the run that it means on its dataset."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from ..core.errors import CheckpointError, DatasetError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError, first_of
 from ..core.files import Positive
 from ..core.storage import is_url
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
-from ..solvers.problem import Problem
-from ..stream.memory_plan import Plan
+from ..kernels.loss_table import LOSSES
+from ..solvers.problem import Problem, make_problem
+from ..solvers.registry import solver_memory
+from ..stream.memory_plan import Plan, SolverMemory
 from ..training import checkpoint
 from ..training.stopping import StopRule
-from .problem_options import MAX_FOLDS, ProblemOptions, SharedRounds, check_positive
+from .options import MAX_FOLDS
+from .problem_options import ProblemOptions, check_positive
+
+_LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
 
 @dataclass(frozen=True)
-class Search:
-    """A search over C by cross-validation with `cv` folds."""
+class SharedRounds:
+    """What a training in rounds on workers has beside others, the ``rounds`` of ``config.json``."""
 
-    cv: int
-    scoring: str = ""  # the criterion; by the loss where empty
+    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
+    # bytes that workers of this machine share with this process, and that each of a cluster has, where they are not `memory`
+    shared_memory: Positive | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(worker_timeout=self.worker_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Content of ``config.json``: everything that determines a run's bits, and the memory plan."""
+    """Content of ``config.json``: everything that determines a run's bits, resolved, and the memory plan.
+
+    A search has the criterion `scoring`, and two runs in folders: one with the same folds, and one without any.
+    """
 
     dataset: str  # its path
     fingerprint: str
@@ -43,27 +56,25 @@ class RunConfig:
     plan: Plan
     n_groups: Positive
     rule: StopRule
-    checkpoint_every: float
+    checkpoint_every: float  # seconds
     versions: dict[str, str]
+    folds: int = 0  # of a cross-validation
+    scoring: str | None = None
     rounds: SharedRounds | None = None
     columns: str | None = None  # fingerprint of the column layout, if it is read
     start_from: str | None = None
-    tune: Search | None = None
     cache: str | None = None  # directory, of data at a URL; no bit depends on it
     threads: int | None = None  # one for each processor
-    bias_because: str = ""
+    bias_because: str = ""  # why the bias is as it is
     centred: str = ""  # what is, see `ResolvedRun.centre`
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
-        folds = self.options.folds
         paths = self.dataset, self.start_from, self.cache
-        if folds not in (0, *range(2, MAX_FOLDS + 1)):
-            raise UsageError(f"options.folds: expected 0, or 2 to {MAX_FOLDS}, found {folds}")
+        if self.folds not in (0, *range(2, MAX_FOLDS + 1)):
+            raise UsageError(f"folds: expected 0, or 2 to {MAX_FOLDS}, found {self.folds}")
         if (self.rule.tol is None) == (self.rule.eps is None):
             raise UsageError("rule: expected one of tol and eps")
-        if self.tune is not None and self.tune.cv != folds:
-            raise UsageError(f"tune.cv: expected options.folds, {folds}, found {self.tune.cv}")
         if any("\0" in (path or "") for path in paths):
             raise UsageError(f"dataset, start_from and cache: expected paths, found {paths}")
 
@@ -78,77 +89,6 @@ def read_config(path: Path) -> RunConfig:
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path / 'config.json'}: damaged ({error}); {checkpoint.RUN.remedy}")
-
-
-def write_config(directory: checkpoint.Run, config: RunConfig) -> None:
-    content = {name: value for name, value in asdict(config).items() if value is not None}
-    if config.rounds is not None and config.rounds.shared_memory is None:
-        del content["rounds"]["shared_memory"]
-    directory.write_config(content)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Lanes that are trained together."""
-
-    directory: str  # inside the run; empty for the run itself
-    lanes: range  # among all lanes of the run
-
-
-def lanes_together(problem: Problem) -> int:
-    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
-    return problem.block_lanes if problem.n_folds else 1
-
-
-@dataclass(frozen=True)
-class ResolvedRun:
-    """A run's configuration, and the dataset and problem that follow from it; made once and passed down."""
-
-    config: RunConfig
-    dataset: Dataset
-    problem: Problem  # all lanes
-    notes: Sequence[str] = ()  # on what was planned
-
-    @property
-    def options(self) -> ProblemOptions:
-        return self.config.options
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        """Return the groups of lanes that are trained one after another."""
-        n_groups, n_lanes = self.config.n_groups, self.problem.n_lanes
-        if n_groups == 1:
-            return [Group("", range(n_lanes))]
-        together = lanes_together(self.problem)
-        size = -(-(n_lanes // together) // n_groups) * together
-        return [
-            Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
-            for number, start in enumerate(range(0, n_lanes, size))
-        ]
-
-    @property
-    def most_groups(self) -> int:
-        """Largest number of groups: one for each set of lanes that have to stay together."""
-        return self.problem.n_lanes // lanes_together(self.problem)
-
-    @cached_property
-    def centre(self) -> Centre | None:
-        """Shifts of features and targets as they are read, None without any; the states' weights are for what is left."""
-        memory = self.options.solver_memory(self.problem.subset(self.groups[0].lanes), self.dataset)
-        return self.dataset.centre if memory.layout.centred else None
-
-
-def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
-    """Make the run that the configuration of a directory records; refused if it does not fit the dataset."""
-    try:
-        memory = config.memory if config.rounds is None else None  # with workers it is each worker's
-        run = ResolvedRun(config, dataset, config.options.make_problem(dataset, memory))
-        if config.n_groups > run.most_groups:
-            raise UsageError(f"n_groups: expected at most {run.most_groups}, found {config.n_groups}")
-        config.options.solver_memory(run.problem.subset(run.groups[0].lanes), dataset)
-    except UsageError as error:
-        raise _damaged(path, error) from None
-    return run
 
 
 def versions() -> dict[str, str]:
@@ -175,25 +115,22 @@ def is_begun(path: Path, config: RunConfig) -> bool:
     if not (path / "config.json").exists():
         return False
     begun = read_config(path)
-    if any(getattr(begun, name) != getattr(config, name) for name in ("fingerprint", "options", "tune")):
+    names = "fingerprint", "options", "folds", "scoring"
+    if any(getattr(begun, name) != getattr(config, name) for name in names):
         raise CheckpointError(
             f"{path} holds another run; name another directory, or give --force to replace it"
         )
     return True
 
 
-def differs(config: RunConfig) -> bool:
-    """Return whether a run was begun with other versions, or on another kind of processor."""
-    now = versions()
-    return {name: config.versions.get(name) for name in now} != now
-
-
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from):
         if source and not is_url(source) and Path(source).resolve().is_relative_to(path.resolve()):
-            raise UsageError(f"{path} holds {source}, which the run reads; name another directory")
-    if not force and is_begun(path, config):
+            raise UsageError(  # safety: files_of_others::run_does_not_empty
+                f"{path} holds {source}, which the run reads; name another directory"
+            )
+    if not force and is_begun(path, config):  # safety: resume::points_to_resume
         workers = " --workers N" if config.rounds else ""
         raise CheckpointError(
             f"{path} holds a run of the same training: 'streamcd resume {path}{workers}' goes on with it, --force starts it "
@@ -213,8 +150,145 @@ def same_dataset(config: RunConfig) -> Dataset:
             f"{error}; or, if it was moved, name its new path: 'streamcd resume RUN --dataset PATH'"
         ) from None
     if config.columns is not None and dataset.open_columns().fingerprint != config.columns:
-        raise CheckpointError(
+        raise CheckpointError(  # safety: primal::layout_made_anew
             f"{dataset.path}: its column layout was made with other options than when the run was begun; "
             "make it with the same ones, or train again"
         )
     return dataset
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The problem that options mean on a dataset
+
+
+def problem_of(
+    options: ProblemOptions, dataset: Dataset, *, folds: int = 0, memory: int | None = None
+) -> Problem:
+    """Lay out all lanes of options that are resolved; refused if they do not fit in the budget `memory`."""
+    l1 = (0.0,) if options.penalty == "l2" else options.l1 or (1.0,)
+    l2 = 0.0 if options.penalty == "l1" else 1.0 if options.l2 is None else float(options.l2)
+    parameter = LOSSES[options.loss].parameter
+    return make_problem(
+        loss=options.loss,
+        classes=dataset.classes,
+        n_features=dataset.n_features,
+        C=options.C,
+        bias=_bias_feature(options, dataset),
+        factors=class_factors(options.class_weight, dataset),
+        code=None if options.code is None else np.array(options.code, dtype=np.int8),
+        n_folds=folds,
+        free_bias=options.unpenalized_bias,
+        l1=l1,
+        l2=l2,
+        ridge=1.0 if options.ridge is None else options.ridge,
+        slack=options.slack or "hinge",
+        parameter=None if parameter is None else getattr(options, parameter.name),
+        memory=memory,
+    )
+
+
+def _bias_feature(options: ProblemOptions, dataset: Dataset) -> float:
+    """Return the value of the constant feature, negative for none.
+
+    The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
+    which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side;
+    but larger where C and the rows are so few, beside l2, that the losses would hardly move the bias in a pass.
+    """
+    bias = float(options.bias)
+    if not (options.unpenalized_bias and bias > 0.0 and options.method == "dual"):
+        return bias
+    mean_square = (dataset.centre or dataset).mean_square or 0.0
+    if 0.0 < mean_square < math.inf:
+        least = _LOSSES_TO_BIAS / (min(options.C) * max(dataset.n_rows, 1))
+        return math.sqrt(max(0.25 * mean_square, least))
+    return bias
+
+
+def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:
+    """Return the factor of C for each class: all 1, "balanced" (rows / (k · rows of the class)), or as pairs tell."""
+    if weights is None:
+        return None
+    if dataset.classes is None or dataset.class_counts is None:
+        raise UsageError("class weights are for classes, not for numbers to predict; give rows weights")
+    labels: list[Any] = dataset.classes.tolist()
+    if weights == "balanced":
+        counts = dataset.class_counts
+        return np.asarray(counts.sum() / (len(labels) * np.maximum(counts, 1)))
+    if dataset.class_names is not None:
+        labels = [dataset.class_names[int(number)] for number in labels]
+        weights = [(label if isinstance(label, str) else f"{label:g}", factor) for label, factor in weights]
+    factors = np.ones(len(labels))
+    for label, factor in weights:
+        if label not in labels:
+            name, *names = (one if isinstance(one, str) else f"{one:g}" for one in (label, *labels))
+            raise UsageError(
+                f"class weight for label {name}: no such label; the data has the labels {first_of(names)}"
+            )
+        factors[labels.index(label)] = factor
+    return factors
+
+
+def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> SolverMemory:
+    """Compute the memory of the solver of some lanes, with the shifts of features where they are centred."""
+    memory = solver_memory(lanes, options.method, dataset, acceleration=options.acceleration)
+    if not memory.layout.centred or dataset.centre is None:
+        return memory
+    return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
+
+
+def lanes_together(problem: Problem) -> int:
+    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
+    return problem.block_lanes if problem.n_folds else 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lanes that are trained together."""
+
+    directory: str  # inside the run; empty for the run itself
+    lanes: range  # among all lanes of the run
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run's configuration, and the dataset and problem that follow from it; made once and passed down."""
+
+    config: RunConfig
+    dataset: Dataset
+    problem: Problem  # all lanes
+
+    @property
+    def options(self) -> ProblemOptions:
+        return self.config.options
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The groups of lanes that are trained one after another."""
+        n_lanes = self.problem.n_lanes
+        if self.config.n_groups == 1:
+            return [Group("", range(n_lanes))]
+        together = lanes_together(self.problem)
+        size = -(-(n_lanes // together) // self.config.n_groups) * together
+        return [
+            Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
+            for number, start in enumerate(range(0, n_lanes, size))
+        ]
+
+    @property
+    def centre(self) -> Centre | None:
+        """Shifts of features and targets as they are read, None without any; the states' weights are for what is left."""
+        return self.dataset.centre if self.config.centred else None
+
+
+def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
+    """Make the run that the configuration of a directory records; refused if it does not fit the dataset."""
+    try:
+        memory = config.memory if config.rounds is None else None  # with workers it is each worker's
+        problem = problem_of(config.options, dataset, folds=config.folds, memory=memory)
+        if config.n_groups > (most := problem.n_lanes // lanes_together(problem)):
+            raise UsageError(f"n_groups: expected at most {most}, found {config.n_groups}")
+        run = ResolvedRun(config, dataset, problem)
+        memory_of(config.options, problem.subset(run.groups[0].lanes), dataset)
+    except UsageError as error:
+        raise _damaged(path, error) from None
+    return run

@@ -56,16 +56,16 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .choices import bias_by_source, choose_method
     from .options import TrainOptions
-    from .problem_options import labels_of_a_target
+    from .resolve import bias_by_source, choose_method, default_loss, labels_of_a_target
 
     bias, bias_because = bias_by_source(dataset)
-    default = TrainOptions(loss="squared_error") if dataset.has_targets else TrainOptions()
+    options = ProblemOptions(loss=default_loss(dataset), bias=bias)
+    memory = int(TrainOptions().memory)
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     method, method_because = "none", "training needs two classes"
-    if n_labels != 1:
-        method, method_because = choose_method(default, dataset)
+    if n_labels > 1 or dataset.has_targets:
+        method, method_because = choose_method(options, dataset, memory)
     notes = []
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
@@ -79,8 +79,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     notes += advice(dataset, method=method)
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
-    wide = dataset.has_targets and choose_method(replace(default, penalty="l1"), dataset)[0] == "working-set"
-    if wide and not has_all:
+    by_l1 = replace(options, penalty="l1")
+    if dataset.has_targets and not has_all and choose_method(by_l1, dataset, memory)[0] == "working-set":
         notes.append(
             f"--penalty l1 takes the column layout for this many features: 'streamcd columns {dataset.path}' makes it"
         )
@@ -119,7 +119,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     config = read_config(path)
-    is_search = config.tune is not None
+    is_search = config.scoring is not None
     state, usual = _describe_state(path), asdict(ProblemOptions())
     models = models_of_path(path)
     has_model = is_model(path / "model")
@@ -142,7 +142,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "memory": config.memory,
         "stopping": {name: value for name, value in asdict(config.rule).items() if value is not None},
         "workers": config.rounds is not None,
-        "search": {} if config.tune is None else {k: v for k, v in asdict(config.tune).items() if v},
+        "search": {"cv": config.folds, "scoring": config.scoring} if is_search else {},
         **state,
         "parts": {name: _sums(states) for name, part in parts.items() if (states := _states_in(part))},
         **(scores or {"best_C": None, "best_l1": None}),
@@ -245,7 +245,7 @@ def _in_use(path: Path) -> bool:
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
     if state["state"] == "converged" or state["stop_reason"] == "rounding":  # which no resuming mends
-        lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.tune is None else {}
+        lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.scoring is None else {}
         chosen = "".join(
             f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1
         )

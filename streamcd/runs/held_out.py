@@ -9,15 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.options import Progress
 from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
-from ..dataset.dataset import Dataset
 from ..dataset.schema import ChunkData
-from ..kernels.loss_table import LOSSES
 from ..models.scoring import ClassChoice, SparseRows, score
 from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, score_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
@@ -25,26 +22,12 @@ from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
-from .problem_options import ProblemOptions
 
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
 Scored = tuple[Setting, int, str]
 """The model of a C and λ that was trained without a fold, and a criterion."""
-
-
-def check_scoring(scoring: str | None, problem: ProblemOptions, dataset: Dataset) -> None:
-    """Refuse a criterion that the loss does not have."""
-    known = ("r2", "loss") if dataset.has_targets else ("accuracy", "auc", "log_loss")
-    if scoring and scoring not in known:
-        of = "numbers to predict" if dataset.has_targets else "classes"
-        raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
-    if scoring == "log_loss" and (problem.code is not None or not LOSSES[problem.loss].probabilities):
-        raise UsageError(
-            f"scoring log_loss needs probabilities, which {problem.loss} has not; take --loss log_loss or multinomial, or "
-            "--scoring auc"
-        )
 
 
 class _Measure:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from ..core.errors import ConvergenceWarning, Interrupted, escaped, in_words_of_caller
 
-Options = ParamSpec("Options")
-Found = TypeVar("Found", bound=Any)
+if TYPE_CHECKING:
+    from ..training.result import Result
+    from .options import SessionOptions
 
 
 @contextmanager
@@ -45,42 +45,38 @@ def stop_requests() -> Iterator[Callable[[], int | None]]:
         yield lambda: received[0] if received else None
 
 
-def stops_when_interrupted(function: Callable[Options, Found]) -> Callable[Options, Found]:
-    """Make a training called from Python save a checkpoint at Ctrl-C, and warn if it has not converged.
+@contextmanager
+def stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | None] | None]:
+    """Provide `stop_requested`; where no caller gave one, a training saves a checkpoint at Ctrl-C and SIGTERM.
 
-    Signals belong to the main thread; with `stop_requested` the caller handles them. After the checkpoint Ctrl-C raises
-    KeyboardInterrupt, and SIGTERM has its previous effect.
+    Signals belong to the main thread. After the checkpoint Ctrl-C raises KeyboardInterrupt, and SIGTERM has its previous
+    effect.
     """
+    if options.stop_requested is not None or threading.current_thread() is not threading.main_thread():
+        yield options.stop_requested
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with stop_requests() as stop_requested:
+            yield stop_requested
+    except Interrupted as error:
+        if error.signum == signal.SIGINT:
+            raise KeyboardInterrupt(str(error)) from None
+        signal.signal(error.signum, before[signal.SIGTERM])
+        signal.raise_signal(error.signum)
+        raise
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
-    @functools.wraps(function)
-    def run(*args: Options.args, **options: Options.kwargs) -> Found:
-        if (
-            options.get("stop_requested") is not None
-            or threading.current_thread() is not threading.main_thread()
-        ):
-            result = function(*args, **options)
-        else:
-            before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                with stop_requests() as options["stop_requested"]:
-                    result = function(*args, **options)
-            except Interrupted as error:
-                if error.signum == signal.SIGINT:
-                    raise KeyboardInterrupt(str(error)) from None
-                signal.signal(error.signum, before[signal.SIGTERM])
-                signal.raise_signal(error.signum)
-                raise
-            finally:
-                for signum, handler in before.items():
-                    signal.signal(signum, handler)
-        if not result.converged:
-            more = "" if result.stop_reason == "time" else ", max_passes=N"
-            on_workers = (name for name in ("scheduler", "workers") if options.get(name) not in (None, 1))
-            more += "".join(f", {name}={options[name]!r}" for name in on_workers)
-            way = f"streamcd.resume({result.run!r}{more}) goes on"
-            ways = [way] if result.more_passes_help else []
-            text = "; ".join([result.describe_shortfall(), *ways, *result.advice])
-            warnings.warn(escaped(in_words_of_caller(text)), ConvergenceWarning, stacklevel=2)
-        return result
 
-    return run
+def warn_unconverged(result: Result, options: SessionOptions) -> None:
+    """Warn the caller of a public function, which calls this, if its training has not converged."""
+    if result.converged:
+        return
+    more = "" if result.stop_reason == "time" else ", max_passes=N"
+    given = {"scheduler": options.scheduler, "workers": options.workers}
+    more += "".join(f", {name}={value!r}" for name, value in given.items() if value not in (None, 1))
+    way = [f"streamcd.resume({result.run!r}{more}) goes on"] if result.more_passes_help else []
+    text = "; ".join([result.describe_shortfall(), *way, *result.advice])
+    warnings.warn(escaped(in_words_of_caller(text)), ConvergenceWarning, stacklevel=4)

@@ -54,7 +54,7 @@ def save_models(
     return True
 
 
-def make_models(directory: checkpoint.Run, run: ResolvedRun, result: Result) -> list[Model]:
+def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) -> list[Model]:
     """Make the models of every C and λ, in memory."""
     models, encoding = [], encoding_of(run.dataset)
     for lanes in lanes_of_models(run.problem):
@@ -134,7 +134,7 @@ def _certificate(result: Result, lanes: range) -> dict[str, Any]:
 
 
 def _weight_rows(
-    directory: checkpoint.Run, run: ResolvedRun, lanes: range, *, last: bool
+    directory: checkpoint.AnyRun, run: ResolvedRun, lanes: range, *, last: bool
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
     problem, vectors, sources, columns = run.problem, run.problem.lane_vectors, [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
@@ -20,18 +20,9 @@ from ..core.options import (
     replaces,
 )
 from ..core.storage import local_path
-from .problem_options import (
-    MAX_FOLDS,
-    ProblemOptions,
-    SharedRounds,
-    seconds,
-)
+from .problem_options import ProblemOptions, seconds
 
-if TYPE_CHECKING:
-    from ..training.stopping import StopRule
-
-WORKER_TIMEOUT = 300.0
-"""Seconds; the default of `worker_timeout`."""
+MAX_FOLDS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +35,7 @@ class SessionOptions(ListenerOptions, Checked):
         "this one). By dual one process, with threads, takes less time: they are to try a cluster.",
         metavar="N",
         default_is="this process alone",
+        least=1,
         section=Section.PROCESSORS,
     )
     scheduler: str | None = option(
@@ -68,6 +60,13 @@ class SessionOptions(ListenerOptions, Checked):
         flags="",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scheduler is not None and (self.workers is not None or self.client is not None):
+            raise UsageError(
+                "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
+            )
+
     def _set_seconds(self, *names: str) -> None:
         """Take times as numbers of seconds, or as text."""
         for name in names:
@@ -77,7 +76,7 @@ class SessionOptions(ListenerOptions, Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(ProblemOptions, SessionOptions):
-    """Options of `train.train`."""
+    """Options of `run.train`."""
 
     tol: float | None = option(
         None,
@@ -160,14 +159,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
         kind="tuple of int",
         default_is="given by `memory`",
     )
-    bias_because: str = ""  # why the bias is as it is
-    in_memory: bool = False  # no directory: the rows' state stays in memory
-    has_default_loss: bool = False  # none was given
-    search: bool = False  # for the best C, by cross-validation
-    on_workers: bool = False
 
     def __post_init__(self) -> None:
-        self._set(has_default_loss=self.has_default_loss or self.loss is None)
         super().__post_init__()
         if self.tol is not None and self.eps is not None:
             raise UsageError(
@@ -183,30 +176,10 @@ class TrainOptions(ProblemOptions, SessionOptions):
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
-    @property
-    def memory_bytes(self) -> int:
-        assert isinstance(self.memory, int)  # since it was checked
-        return self.memory
-
-    @property
-    def rule(self) -> StopRule:
-        """The stopping rule: a relative gap of 1e-3 if neither `tol` nor `eps` is given."""
-        from ..training.stopping import make_rule  # with kernels, which declarations do without
-
-        return make_rule(self.tol, self.eps, self.max_passes)
-
-    @property
-    def rounds(self) -> SharedRounds | None:
-        """Options of rounds; None where this process trains alone."""
-        if not self.on_workers:
-            return None
-        timeout = WORKER_TIMEOUT if self.worker_timeout is None else self.worker_timeout
-        return SharedRounds(float(timeout), self.memory_bytes if self.workers else None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(TrainOptions):
-    """Options of `tune.tune`: those of a training in one process, by a penalised bias, and the folds."""
+    """Options of `run.tune`: those of a training in one process, and the folds."""
 
     C: Any = option(
         None,
@@ -237,23 +210,22 @@ class TuneOptions(TrainOptions):
     client: Any = None
     worker_timeout: float | str | None = None
     plan: Any = None
-    search: bool = True
 
     def __post_init__(self) -> None:
         has_none = self.C is None
         if has_none:
             self._set(C=1.0)
         super().__post_init__()
-        if has_none and len(self.strengths[0]) == 1:
+        if has_none and len(self.l1 or ()) < 2:
             self._set(C=(0.01, 0.1, 1.0, 10.0))
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
-        self._set(C=tuple(sorted(set(self.C))), folds=int(self.cv))
+        self._set(C=tuple(sorted(set(self.C))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions(SessionOptions):
-    """Options of `resume.resume`, in place of a run's own where they are given."""
+    """Options of `run.resume`, in place of a run's where they are given."""
 
     max_passes: int | None = again(TrainOptions, "max_passes")
     tol: float | None = again(TrainOptions, "tol")
@@ -265,6 +237,7 @@ class ResumeOptions(SessionOptions):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._set_seconds("checkpoint_every")
 
 

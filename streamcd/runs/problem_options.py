@@ -7,11 +7,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, make_dataclass
+from typing import Any
 
-from ..core.errors import UsageError, first_of
-from ..core.files import Positive
+from ..core.errors import UsageError
 from ..core.options import Checked, Section, as_number, number_or_word, option
 from ..kernels.loss_table import (
     LOSS_ALIASES,
@@ -23,26 +22,12 @@ from ..kernels.loss_table import (
     SOLVERS,
     LossParameter,
 )
-from ..solvers.registry import (
-    find_solver,
-    make_solver,
-    solver_memory,
-)
+from ..solvers.registry import find_solver
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..dataset.dataset import Dataset
-    from ..solvers.problem import Problem
-    from ..solvers.protocol import Solver
-    from ..stream.memory_plan import Plan, SolverMemory
-
-MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
 
 _MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
-_LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
 ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 """``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
@@ -55,10 +40,10 @@ def seconds(name: str, given: Any) -> float:
     """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
     units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
-    found = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
-    if math.isnan(found):
+    time = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
+    if math.isnan(time):
         raise UsageError(f"{name}: expected a time such as 60s, 5m or 1h, found {given!r}")
-    return found
+    return time
 
 
 def _numbers(given: Any) -> tuple[float, ...]:
@@ -71,13 +56,13 @@ def _numbers(given: Any) -> tuple[float, ...]:
 
 def costs(given: Any) -> tuple[float, ...]:
     """Return values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
-    found = _numbers(given)
-    if isinstance(given, str) and any(map(math.isnan, found)):
+    numbers = _numbers(given)
+    if isinstance(given, str) and any(map(math.isnan, numbers)):
         raise UsageError(
             f"-C: expected a number, or several separated by commas, found {given!r}; 'streamcd tune DATASET RUN -C "
             "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
         )
-    return found
+    return numbers
 
 
 def _pairs(weights: Any) -> ClassWeight:
@@ -90,16 +75,16 @@ def _pairs(weights: Any) -> ClassWeight:
         pairs = [
             (label if math.isnan(as_number(label)) else as_number(label), factor) for label, factor in pairs
         ]
-    found: Any = None
+    factors: Any = None
     with suppress(TypeError, ValueError):  # other things than pairs
-        found = tuple(
+        factors = tuple(
             (label if isinstance(label, str) else float(label), as_number(factor)) for label, factor in pairs
         )
-    if found is None or len(dict(found)) < len(found) or any(math.isnan(factor) for _, factor in found):
+    if factors is None or len(dict(factors)) < len(factors) or any(math.isnan(one) for _, one in factors):
         raise UsageError(
             f"class_weight: expected 'balanced' or LABEL=WEIGHT,…, with each label once, found {weights!r:.60}"
         )
-    return found
+    return factors
 
 
 def _rows(code: Any) -> list[list[int]]:
@@ -135,9 +120,10 @@ def _losses_with(parameter: LossParameter) -> list[str]:
 
 def _declared_parameter(parameter: LossParameter) -> tuple[str, Any, Any]:
     """Declare the parameter of losses as an option."""
-    flags, told = f"{parameter.flags} --{parameter.name}", f"{parameter.default:g}"
+    flags = f"{parameter.flags} --{parameter.name}"
     text = f"{parameter.help} For {', '.join(_losses_with(parameter))}."
-    declared = option(None, text, flags=flags, default_is=told, section=Section.LOSS)
+    default = f"{parameter.default:g}"
+    declared = option(None, text, flags=flags, default_is=default, section=Section.LOSS)
     return parameter.name, float | None, declared
 
 
@@ -160,7 +146,8 @@ def _losses_by(method: str) -> list[str]:
 class ProblemOptions(_LossParameters, Checked):
     """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
 
-    They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows.
+    They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows. Those of a run are
+    resolved: loss, bias and method are chosen, and acceleration and omega that are auto are found while it trains.
     """
 
     loss: str = option(
@@ -277,7 +264,6 @@ class ProblemOptions(_LossParameters, Checked):
         None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
     )
     seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
-    folds: int = 0  # of a cross-validation; 0 for none
 
     def __post_init__(self) -> None:
         from ..solvers.acceleration import MOST_KAPPA  # with kernels, which declarations do without
@@ -286,22 +272,23 @@ class ProblemOptions(_LossParameters, Checked):
         bias = number_or_word(
             "bias", self.bias, words, lambda bias: bias <= _MOST, f"a number up to {_MOST:g}"
         )
+        kappa = number_or_word(
+            "acceleration",
+            self.acceleration,
+            words,
+            lambda kappa: 0.0 <= kappa <= MOST_KAPPA,
+            f"a strength from 0 to {MOST_KAPPA:g}",
+        )
         self._set(
-            loss=LOSS_ALIASES.get(self.loss, self.loss) or DEFAULT_LOSS,
+            loss=LOSS_ALIASES.get(self.loss, self.loss),
             C=costs(self.C),
             l1=None if self.l1 is None else tuple(sorted(set(_numbers(self.l1)), reverse=True)),
             bias=NO_BIAS if bias == "none" else bias,
             unpenalized_bias=bool(self.unpenalized_bias),
-            seed=int(self.seed),
             class_weight=_pairs(self.class_weight),
             code=None if self.code is None else _rows(self.code),
-            acceleration=number_or_word(
-                "acceleration",
-                self.acceleration,
-                words,
-                lambda kappa: 0.0 <= kappa <= MOST_KAPPA,
-                f"a strength from 0 to {MOST_KAPPA:g}",
-            ),
+            seed=int(self.seed),
+            acceleration="none" if kappa == 0.0 else kappa,  # plain coordinate descent by either name
             omega=number_or_word(
                 "omega",
                 self.omega,
@@ -311,112 +298,35 @@ class ProblemOptions(_LossParameters, Checked):
             ),
         )
         super().__post_init__()
-        self._set(**self._parameters())
         check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
-        if LOSSES[self.loss].form != PLANES and (self.ridge is not None or self.slack is not None):
-            raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         for name, other in (("l1", "l2"), ("l2", "l1")):
             if getattr(self, name) is not None and self.penalty == other:
                 raise UsageError(
                     f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
                 )
+        if self.loss is not None:  # else `resolve` chooses it, and what follows is checked then
+            self._check_loss()
+
+    def _check_loss(self) -> None:
+        """Refuse options that the loss does not have, and give its parameter the default."""
+        loss = LOSSES[self.loss]
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if parameter is loss.parameter:
+                number = parameter.default if value is None else as_number(value)
+                if not parameter.allows(number):
+                    raise UsageError(f"{name}: expected {parameter.expected}, found {value}")
+                self._set(**{name: number})
+            elif value is not None:
+                losses = ", ".join(_losses_with(parameter))
+                raise UsageError(f"{name} is for {losses}, not for {self.loss}; leave it out")
+        if loss.form != PLANES and (self.ridge is not None or self.slack is not None):
+            raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
         if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
             raise UsageError(
                 f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
                 "has none, leave omega at 1"
             )
-
-    @property
-    def strengths(self) -> tuple[tuple[float, ...], float]:
-        """All λ, and r, of the penalty; 0 where it has none."""
-        l1, l2 = self.l1 or (1.0,), 1.0 if self.l2 is None else float(self.l2)
-        return (
-            l1 if self.penalty in ("l1", "elasticnet") else (0.0,),
-            l2 if self.penalty in ("l2", "elasticnet") else 0.0,
-        )
-
-    @property
-    def has_l1(self) -> bool:
-        """Check if the penalty has an L1 part."""
-        return self.penalty != "l2"
-
-    def _parameters(self) -> dict[str, float | None]:
-        """Return the parameters of all losses, the own one's with its default; others', and wrong values, are refused."""
-        own, found = LOSSES[self.loss].parameter, {}
-        for name, parameter in PARAMETERS.items():
-            value = getattr(self, name)
-            if value is not None and parameter is not own:
-                raise UsageError(
-                    f"{name} is for {', '.join(_losses_with(parameter))}, not for {self.loss}; leave it out"
-                )
-            if parameter is own:
-                value = parameter.default if value is None else as_number(value)
-                if not parameter.allows(value):
-                    raise UsageError(f"{name}: expected {parameter.expected}, found {getattr(self, name)}")
-            found[name] = value
-        return found
-
-    @property
-    def parameter(self) -> float | None:
-        """The parameter of the loss, if it has one."""
-        own = LOSSES[self.loss].parameter
-        return None if own is None else getattr(self, own.name)
-
-    @property
-    def problem(self) -> ProblemOptions:
-        """The options that decide the problem, without those of a run."""
-        return ProblemOptions(**{one.name: getattr(self, one.name) for one in fields(ProblemOptions)})
-
-    def make_problem(self, dataset: Dataset, memory: int | None = None) -> Problem:
-        """Lay out all lanes that the options ask for; refused if they do not fit in the budget `memory`."""
-        import numpy as np
-
-        from ..solvers.problem import make_problem  # with kernels, which declarations do without
-
-        check_labels(self.loss, dataset)
-        return make_problem(
-            loss=self.loss,
-            classes=dataset.classes,
-            n_features=dataset.n_features,
-            C=self.C,
-            bias=self._bias_feature(dataset),
-            factors=class_factors(self.class_weight, dataset),
-            code=None if self.code is None else np.array(self.code, dtype=np.int8),
-            n_folds=self.folds,
-            free_bias=self.unpenalized_bias,
-            l1=self.strengths[0],
-            l2=self.strengths[1],
-            ridge=1.0 if self.ridge is None else self.ridge,
-            slack=self.slack or "hinge",
-            parameter=self.parameter,
-            memory=memory,
-        )
-
-    def _bias_feature(self, dataset: Dataset) -> float:
-        """Return the value of the constant feature, NO_BIAS for none.
-
-        The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
-        which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side;
-        but larger where C and the rows are so few, beside l2, that the losses would hardly move the bias in a pass.
-        """
-        bias = NO_BIAS if isinstance(self.bias, str) else float(self.bias)
-        if not (self.unpenalized_bias and bias > 0.0 and self.method == "dual"):
-            return bias
-        mean_square = (dataset.centre or dataset).mean_square or 0.0
-        if 0.0 < mean_square < math.inf:
-            least = _LOSSES_TO_BIAS / (min(self.C) * max(dataset.n_rows, 1))
-            return math.sqrt(max(0.25 * mean_square, least))
-        return bias
-
-    def solver_memory(self, lanes: Problem, dataset: Dataset) -> SolverMemory:
-        memory = solver_memory(lanes, self.method, dataset, acceleration=self.acceleration)
-        if not memory.layout.centred or dataset.centre is None:
-            return memory
-        return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
-
-    def make_solver(self, lanes: Problem, dataset: Dataset, plan: Plan) -> Solver:
-        numbers = {"omega": self.omega, "acceleration": self.acceleration}
-        return make_solver(lanes, self.method, dataset, seed=self.seed, plan=plan, **numbers)
 
 
 def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
@@ -427,92 +337,3 @@ def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
             shown = ", ".join(f"{value:g}" for value in values) or "none"
             end = "" if most == math.inf else f" and up to {most:g}"
             raise UsageError(f"{name}: expected a number > 0{end}, found {shown}")
-
-
-@dataclass(frozen=True)
-class SharedRounds:
-    """Options of a training in rounds on workers, the ``rounds`` of ``config.json``."""
-
-    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
-    # bytes that workers of this machine share with this process, and that each of a cluster has, where they are not `memory`
-    shared_memory: Positive | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(worker_timeout=self.worker_timeout)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Labels
-
-
-_MANY_FRACTIONS = 20
-"""Number of labels above which numbers with fractions are a target: ratings by halves have fewer, versions and codes are
-names."""
-
-
-def labels_of_a_target(dataset: Dataset, most: int = _MANY_FRACTIONS) -> str | None:
-    """Describe labels that are numbers to predict, taken as classes: with fractions, more than `most`; None for others."""
-    labels = None if dataset.class_names is not None else dataset.classes
-    if labels is None or labels.size <= most:
-        return None
-    fractions = labels[labels % 1.0 != 0.0]
-    if not fractions.size:
-        return None
-    return (
-        f"{labels.size:,} different numbers such as {fractions[0]:.6g}; convert with --target to predict numbers; if they "
-        "are classes, write them as whole numbers or names"
-    )
-
-
-def check_labels(loss: str, dataset: Dataset) -> None:
-    """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
-    from ..dataset.schema import MAX_CLASSES  # with arrays, which declarations do without
-
-    where = dataset.path
-    has_targets = LOSSES[loss].has_targets
-    if has_targets and not dataset.has_targets:
-        raise UsageError(
-            f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
-        )
-    if has_targets:
-        return
-    expected = f"{where}: expected classes for the loss {loss}, found"
-    if dataset.has_targets:
-        for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
-        raise UsageError(
-            f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target"
-        )
-    labels = dataset.class_labels()
-    if labels is None:
-        raise UsageError(
-            f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target"
-        )
-    if numbers := labels_of_a_target(dataset):
-        raise UsageError(f"{expected} {numbers}")
-    if len(labels) == 1:
-        raise UsageError(f"{where}: expected at least two classes, found {str(labels)[1:-1]} alone")
-
-
-def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:
-    """Return the factor of C for each class: all 1, "balanced" (rows / (k · rows of the class)), or as pairs tell."""
-    import numpy as np
-
-    if weights is None:
-        return None
-    if dataset.classes is None or dataset.class_counts is None:
-        raise UsageError("class weights are for classes, not for numbers to predict; give rows weights")
-    labels, counts, names = dataset.classes.tolist(), dataset.class_counts, dataset.class_names
-    if weights == "balanced":
-        return np.asarray(counts.sum() / (len(labels) * np.maximum(counts, 1)))
-    if names is not None:
-        labels = [names[int(number)] for number in labels]
-        weights = [(label if isinstance(label, str) else f"{label:g}", factor) for label, factor in weights]
-    factors = np.ones(len(labels))
-    for label, factor in weights:
-        if label not in labels:
-            asked, *has = (one if isinstance(one, str) else f"{one:g}" for one in (label, *labels))
-            raise UsageError(
-                f"class weight for label {asked}: no such label; the data has the labels {first_of(has)}"
-            )
-        factors[labels.index(label)] = factor
-    return factors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..dataset.dataset import open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
 from ..stream.slot_store import NO_SLOT, Identity, chunk_slots
 from ..training import checkpoint
-from .config import ResolvedRun, read_config, reopen, same_dataset
+from .config import ResolvedRun, memory_of, read_config, reopen, same_dataset
 from .describe import kind_of_directory, read_scores
 from .warm_start import data_problems
 
@@ -63,7 +62,7 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
     except StreamcdError as error:
         yield f"{error} (without it, neither dual variables nor states were checked)"
         return
-    if config.tune is None:
+    if config.scoring is None:
         yield from _directory_problems(path, identity, run, listener, budget)
         return
     try:
@@ -77,8 +76,7 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
             if own != expected:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
-            options = replace(inner, tune=None)
-            inner_run = reopen(path / part, options, run.dataset)
+            inner_run = reopen(path / part, inner, run.dataset)
             yield from _directory_problems(path / part, expected, inner_run, listener, budget)
 
 
@@ -99,7 +97,7 @@ def _directory_problems(
                 raise CheckpointError(
                     f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
                 )
-            memory = run.options.solver_memory(run.problem.subset(group.lanes), run.dataset)
+            memory = memory_of(run.options, run.problem.subset(group.lanes), run.dataset)
             slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, own)
             slots.restore(arrays["slots"])
         except CheckpointError as error:

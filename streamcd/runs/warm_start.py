@@ -36,7 +36,7 @@ from ..solvers.registry import find_solver, is_proximal
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore, chunk_slots
 from ..training import checkpoint
-from .config import ResolvedRun, read_config, reopen
+from .config import ResolvedRun, memory_of, read_config, reopen
 from .problem_options import ProblemOptions
 
 DATA = "data"
@@ -152,7 +152,7 @@ class WarmStart:
         stores = []
         width, n_parts = self.problem.lane_vectors, 2 if self.problem.row_loss.kind == LOG_LOSS else 1
         for group, current in zip(old.groups, np.split(self._saved("slots"), len(old.groups)), strict=True):
-            layout: Any = old.options.solver_memory(old.problem.subset(group.lanes), old.dataset).layout
+            layout: Any = memory_of(old.options, old.problem.subset(group.lanes), old.dataset).layout
             folder = self.path / group.directory / "dual"
             store = chunk_slots(folder, old.dataset, layout.state_bytes, identity.part(group.directory))
             store.restore(current)
@@ -312,7 +312,7 @@ def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
         return None
     path = local_path(source, "a run")
     config = read_config(path)
-    if config.tune is not None:
+    if config.scoring is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
     dual, method = _keeps_alpha(new.options), config.options.method

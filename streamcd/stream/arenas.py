@@ -306,7 +306,7 @@ def class_codes(dataset: Dataset, chunk: int, label: np.ndarray) -> np.ndarray:
 def _check_range(name: str, index: np.ndarray, n: int, table: Dataset | Columns, chunk: int) -> None:
     """Refuse indices out of range, which the kernels do not check."""
     # as unsigned integers, negative ones are large
-    if index.size and index.view(f"u{index.itemsize}").max() >= n:
+    if index.size and index.view(f"u{index.itemsize}").max() >= n:  # safety: stream::does_not_fit_the_dataset
         raise DatasetError(f"{table.place(chunk)}: a {name} outside 0 … {n - 1}")
 
 

@@ -100,13 +100,13 @@ class SlotStore:
 
     def restore(self, current: np.ndarray) -> None:
         """Restore the slot numbers of a checkpoint; raises `CheckpointError` if their number is another."""
-        if current.shape != self.current.shape:
+        if current.shape != self.current.shape:  # safety: resume::slots_of_a_run_that_has_none
             raise CheckpointError(
                 f"{self.folder}: the checkpoint has {current.size} parts of the rows' state, the run's configuration has "
                 f"{self.current.size}; restore the run directory from a copy, or train again with --force"
             )
         self.current = current.copy()
-        self._durable = current.copy()
+        self._durable = current.copy()  # safety: durability::slot_of_the_last_checkpoint
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
         """Read a chunk's latest state into `arrays`, in place; returns False if it was never saved.
@@ -123,7 +123,7 @@ class SlotStore:
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
         found = self._read(chunk, 1 - slot, body) if tag is None else tag
         if self.identity is not None and found not in (None, self.identity.tag):
-            self.identity.check(found, self._path(chunk))
+            self.identity.check(found, self._path(chunk))  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
@@ -153,12 +153,15 @@ class SlotStore:
         with self._lock:
             self.bytes_read += n_bytes
         expected = _checksum([buffers[0][4:], *body]) + chunk.to_bytes(4, "little")
-        return bytes(header[8:]) if n_bytes == size and header[:8] == expected else None
+        if n_bytes != size or header[:8] != expected:  # safety: durability::flipped_bit_in_a_slot
+            return None
+        return bytes(header[8:])
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:
         """Write a chunk's state to the slot that no durable checkpoint points to."""
         if self.current[chunk] == self._durable[chunk]:
-            self.current[chunk] = 1 if self._durable[chunk] == 0 else 0
+            other = 1 if self._durable[chunk] == 0 else 0
+            self.current[chunk] = other  # safety: durability::slot_of_the_last_checkpoint
         size = int(self.slot_bytes[chunk])
         tag = bytes(8) if self.identity is None else self.identity.tag
         body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
@@ -175,16 +178,19 @@ class SlotStore:
             # not around each call: to make the paths of all chunks takes time in every pass
             with file_named(self._path(chunk)):
                 raise
-        self._unsynced.add(int(self._shard[chunk]))
+        self._unsynced.add(int(self._shard[chunk]))  # safety: durability::power_cut[train streamed]
 
     def unsynced(self) -> list[Path]:
         """List the files, and until every chunk is durable their folder, that hold what was saved since `mark_durable`."""
         chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()
-        return [*map(self._path, chunks), *[self.folder] * (NO_SLOT in self._durable)]
+        files = [*map(self._path, chunks)]
+        if NO_SLOT in self._durable:
+            files.append(self.folder)  # safety: durability::power_cut[train]
+        return files
 
     def mark_durable(self) -> None:
         """Protect the current slots as those of the last durable checkpoint."""
-        self._durable = self.current.copy()
+        self._durable = self.current.copy()  # safety: durability::slot_of_the_last_checkpoint
         self._unsynced.clear()
 
     def roll_back(self) -> None:
@@ -198,7 +204,8 @@ class SlotStore:
     def _file(self, chunk: int, flags: int) -> Iterator[int]:
         """Open the file of a chunk's shard."""
         name = f"{self.folder}/part-{self._shard[chunk]:05d}.bin"
-        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o644)
+        flags |= os.O_NOFOLLOW  # safety: durability::are_no_links
+        descriptor = os.open(name, flags, 0o644)
         try:
             yield descriptor
         finally:

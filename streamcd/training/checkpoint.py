@@ -37,7 +37,7 @@ from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
 
 RUN = Kind(
     "streamcd-run",
-    5,
+    6,
     dict[str, Any],
     CheckpointError,
     "restore it, or train again with --force",
@@ -54,14 +54,12 @@ _PARTIAL = ("config.json.partial", "state.npz.partial", "scores.json.partial", "
 class Run:
     """An existing run directory, locked while open; `locked` is False for a directory inside a run already locked."""
 
-    has_files = True
-
     def __init__(self, path: Path, identity: Identity, *, locked: bool = True) -> None:
         self.path, self.identity, self.name = path, identity, str(path)
         self.config_path, self.state_path = path / "config.json", path / "state.npz"
         self.log_path, self.model_path = path / "log.jsonl", path / "model"
-        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) if locked else None
-        if locked and self._lock is None:
+        self._lock = take_lock(path / "lock", os.O_RDWR | os.O_CREAT) if locked else None
+        if locked and self._lock is None:  # safety: resume::run_in_use
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = self._log_crc = 0
         self._unsynced = set[Path]()
@@ -74,8 +72,10 @@ class Run:
 
     def part(self, name: str) -> Run:
         """Open a directory inside the run for a part of the work, which has its own plan; created if needed."""
-        sync(*make_directory(self.path / name))
-        return Run(self.path / name, self.identity.part(name), locked=False)
+        sync(*make_directory(self.path / name))  # safety: durability::power_cut[tune]
+        part = Run(self.path / name, self.identity.part(name), locked=False)
+        part.name = self.name  # in messages a part is the run
+        return part
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         write_metadata(self.config_path, RUN, {**config, "identity": self.identity.name})
@@ -86,9 +86,11 @@ class Run:
         The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
         """
         if not self.state_path.exists():
-            self._unsynced.add(self.path)  # for the names of the slots' folder and of the early log
+            # for the names of the slots' folder and of the early log
+            self._unsynced.add(self.path)  # safety: durability::power_cut[train]
         paths = [self.state_path, *[self.log_path] * bool(self._early_lines)]
-        with replacing(*paths, before=[*files, *self._unsynced]) as (partial, *early_log):
+        files = [*files, *self._unsynced]  # safety: durability::power_cut[train streamed]
+        with replacing(*paths, before=files) as (partial, *early_log):
             for path in early_log:
                 lines = b"".join(self._early_lines or ())
                 path.write_bytes(lines)
@@ -113,10 +115,10 @@ class Run:
         with _damage_named(self.state_path):
             log = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
         if self.log_path.exists():
-            check_log(self.log_path, *log)
+            check_log(self.log_path, *log)  # safety: identity::same_shape[log.jsonl-resident]
             self._log_bytes, self._log_crc = log
             with file_named(self.log_path), open(self.log_path, "ab") as file:
-                file.truncate(self._log_bytes)
+                file.truncate(self._log_bytes)  # safety: resume::log_is_cut_back
         self._early_lines = None
         return arrays
 
@@ -168,20 +170,20 @@ def check_log(path: Path, n_bytes: int, crc: int) -> None:
 
 def refuse_lost_state(state: Path, log: Path) -> None:
     """Raise a `CheckpointError` where there is no state, but passes in the log."""
-    if log.exists() and log.stat().st_size:
+    if log.exists() and log.stat().st_size:  # safety: resume::truncated_or_missing[gone-state.npz]
         raise CheckpointError(
             f"{state}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
         )
 
 
-class MemoryRun(Run):
+class MemoryRun:
     """A run without files, which keeps its last state in memory and cannot be resumed."""
 
-    has_files = False
+    name = "(in memory)"
 
     def __init__(self) -> None:
-        self.name = "(in memory)"
         self.path = Path(self.name)
+        self.state_path = self.path
         self._arrays: Mapping[str, Any] = {}
         self._parts: dict[str, MemoryRun] = {}
         self._slots = MemorySlots()
@@ -206,8 +208,8 @@ class MemoryRun(Run):
         for start in range(0, rows.array.shape[0], block_rows):
             yield rows[start : start + block_rows]
 
-    def close(self) -> None:
-        """Do nothing: there is no lock."""
+
+AnyRun = Run | MemoryRun
 
 
 def _write_archive(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
@@ -248,7 +250,7 @@ def read_arrays(
         found = archive["identity"].tobytes().hex() if "identity" in archive.files else None
         arrays = {name: archive[name] for name in names or archive.files}
     if identity is not None:
-        identity.check(found, path)
+        identity.check(found, path)  # safety: identity::same_shape[state.npz-resident]
     return arrays
 
 
@@ -259,9 +261,9 @@ def _open_archive(path: Path, room: int | None = None) -> Iterator[zipfile.ZipFi
         members = archive.infolist()
         size = sum(member.file_size for member in members)
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        if not stored or size > path.stat().st_size:
+        if not stored or size > path.stat().st_size:  # safety: identity::state_of_another_size[inflates]
             raise ValueError("compressed, or larger than its file")
-        if room is not None and size > room:
+        if room is not None and size > room:  # safety: identity::state_of_another_size[too large]
             raise ValueError(f"{size:,} bytes, where the state of this run takes {room:,} at most")
         yield archive
 
@@ -349,7 +351,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     sync(*make_directory(path))
     # a process that ended before it wrote the configuration leaves only the lock
     leftovers = _content(path)
-    if leftovers and not (path / "config.json").exists():
+    if leftovers and not (path / "config.json").exists():  # safety: resume::something_else_in_it
         raise CheckpointError(f"{path} is not empty and not a run; name another directory")
     if leftovers and not force:
         raise CheckpointError(
@@ -363,7 +365,10 @@ def create_run(path: Path, *, force: bool) -> Run:
         for entry in sorted(_content(path), key=lambda entry: entry.name == "config.json"):
             if entry.name == "config.json":
                 sync(path)
-            if entry.is_dir() and not entry.is_symlink():
+            if (
+                entry.is_dir()
+                and not entry.is_symlink()  # safety: identity::symbolic_link_in_a_run[True-dual]
+            ):
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
@@ -374,5 +379,5 @@ def create_run(path: Path, *, force: bool) -> Run:
 def open_run(path: Path) -> Run:
     """Lock an existing run directory."""
     read_config(path)
-    _refuse_links(path)
+    _refuse_links(path)  # safety: identity::symbolic_link_in_a_run[False-model]
     return Run(path, read_identity(path))

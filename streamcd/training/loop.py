@@ -26,7 +26,7 @@ from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, Solver, new_totals
 from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.stream import Stream
-from .checkpoint import Run
+from .checkpoint import AnyRun, Run
 from .result import Outcome
 from .stopping import (
     BY_TIME,
@@ -58,6 +58,7 @@ class Session:
     client: Any = None  # of the workers; None if this process trains
     threads: Threads = field(default_factory=Threads)  # of this process
     until: float = math.inf  # time of the monotonic clock at which to stop
+    stage: str = ""  # prefix of the phase in progress
 
 
 class _TimeIsUp(StreamcdError):
@@ -99,7 +100,7 @@ class TrainingLoop(ABC):
     passes_are_local = False
     """Violations are seen at other weights than those of the state, and count when the latter are certified."""
 
-    def __init__(self, directory: Run, task: Task, session: Session) -> None:
+    def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
         self.directory, self.task, self.listener = directory, task, session.listener
         self.stop_requested, self.until = session.stop_requested or (lambda: None), session.until
         self.started = time.monotonic()
@@ -166,8 +167,11 @@ class TrainingLoop(ABC):
         arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
         arrays["seconds"] = np.array(self._seconds() - self.kernel_seconds)
         arrays["bytes_read"] = np.array(self._bytes_read())
-        self.directory.write_state(arrays, self.slots.unsynced())
-        self.slots.mark_durable()
+        self.directory.write_state(
+            arrays,
+            self.slots.unsynced(),  # safety: durability::power_cut[train streamed]
+        )
+        self.slots.mark_durable()  # safety: resume::disk_that_fills_up[12-False]
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
@@ -265,7 +269,7 @@ class TrainingLoop(ABC):
 class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
-    def __init__(self, directory: Run, task: Task, session: Session) -> None:
+    def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
         self.planned = planned_bytes(task.plan, task.dataset, task.memory, task.solver.memory)
         make_room(task.memory, self.planned)
         super().__init__(directory, task, session)
@@ -296,7 +300,7 @@ class Loop(TrainingLoop):
         )
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
         self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
-        folder = self.directory.path if self.directory.has_files else None
+        folder = self.directory.path if isinstance(self.directory, Run) else None
         options: dict[str, Any] = {"n_folds": task.problem.n_folds, "folder": folder}
         with Stream(task.dataset, task.plan, layout, task.seed, **options) as stream:
             self.stream = stream
@@ -342,7 +346,7 @@ class Loop(TrainingLoop):
         number = state.read
         self._conclude_read(trained, 1)
         spent["total"], spent["read"] = time.monotonic() - begun, stream.read_seconds - read_before
-        if self.directory.has_files:
+        if isinstance(self.directory, Run):
             record = {
                 "read": number,
                 "kind": "train" if n_passes else "certify",

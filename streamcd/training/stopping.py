@@ -181,12 +181,12 @@ def update_lane_phases(
 def _refuse_infinite(state: State, data: str) -> None:
     certificates = np.array([state.lanes["primal"], state.lanes["dual"]])  # nan before the first
     sums = state.totals[:, [Total.GAP, Total.LOSS, Total.DUAL, Total.AT_ZERO]]
-    if np.isfinite(sums).all() and not np.isinf(certificates).any():
-        return
-    raise DatasetError(
-        f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
-        "'streamcd verify DATASET' finds the latter; convert with --scale maxabs, or a smaller C or bias, mends the former"
-    )
+    if not np.isfinite(sums).all() or np.isinf(certificates).any():  # safety: solvers::values_whose_squares
+        raise DatasetError(
+            f"{data}: the sums over its rows are not finite: values too large for these weights and C, or not finite; "
+            "'streamcd verify DATASET' finds the latter; convert with --scale maxabs, or a smaller C or bias, mends the "
+            "former"
+        )
 
 
 def _conclude_certificates(

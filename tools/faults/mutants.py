@@ -1,4 +1,9 @@
-"""Lines of safety removed one at a time, in a copy of the tree: the test that guards each must notice."""
+"""Lines of safety removed one at a time, in a copy of the tree: the test that guards each must notice.
+
+A line on which safety rests ends with a comment ``# safety: file::name``: the test in ``tests/test_file.py`` whose name has
+``name`` in it, with the parameters ``[...]`` where it has some; of several tests each must notice. The line is removed: a
+statement does nothing, a condition is never true, and of a statement in several lines an argument or an operand is gone.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +16,44 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import TIMEOUT_SECONDS
-from .safety_lines import LINES, SafetyLine
 from .trials import Finding
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _DATA_BYTES = 4_000_000_000  # for guards of lines that bound what is read
 _COPIED = ("streamcd", "tests", "tools", "pyproject.toml")
 _KERNELS = re.compile(r"^from (numba|\.[.\w]*compile) import", re.MULTILINE)
-_NAMED = (ast.FunctionDef, ast.ClassDef)
+_MARK = re.compile(r"  # safety: (.*)$")
+_GUARD = re.compile(r"(\w+)::(\w+)(\[.*?\])?")
 _PYTEST = ("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts=", "-x", "-q")
+
+
+@dataclass(frozen=True)
+class SafetyLine:
+    """A line of a module of the package, numbered from 1, and a test, below ``tests``, that fails without it."""
+
+    file: str
+    number: int
+    text: str
+    guard: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}: {self.text}"
 
 
 class Mutants:
     """Trial k removes the line that the seed has put in place k; its guard has to pass before, and to fail then."""
 
-    def __init__(self, lines: Sequence[SafetyLine] = LINES) -> None:
-        self.lines, self.default_count = list(lines), len(lines)
+    def __init__(self, lines: Sequence[SafetyLine] | None = None) -> None:
+        self.lines = safety_lines() if lines is None else list(lines)
+        self.default_count = len(self.lines)
 
     def prepare(self, place: Path) -> None:
-        check_lines(self.lines)
+        pass
 
     def shuffle(self, rng: random.Random) -> None:
         rng.shuffle(self.lines)
@@ -46,7 +66,7 @@ class Mutants:
             return [Finding("unnoticed", f"{line}: its guard fails without the mutation: {said}")]
         source = copy / "streamcd" / line.file
         text = source.read_text(encoding="utf-8")
-        source.write_text(mutated(text, line), encoding="utf-8")
+        source.write_text(mutated(text, line.number), encoding="utf-8")
         for compiled in source.parent.glob(f"__pycache__/{source.stem}.*.pyc"):
             compiled.unlink()
         # kernels of a changed package are compiled, and not kept for others
@@ -59,44 +79,56 @@ class Mutants:
         return []
 
 
-def check_lines(lines: Iterable[SafetyLine], package: Path = ROOT / "streamcd") -> None:
-    """Refuse lines that are not found exactly once, that leave no code, or whose guard does not exist."""
-    wrong = []
-    for line in lines:
-        try:
-            text = (package / line.file).read_text(encoding="utf-8")
-            compile(mutated(text, line), line.file, "exec")
-        except (OSError, SyntaxError, ValueError) as error:
-            wrong.append(f"{line}: {error}")
-        module, _, test = line.guard.partition("::")
-        path = package.parent / "tests" / module
-        if not path.is_file() or f"\ndef {test.partition('[')[0]}(" not in path.read_text("utf-8"):
-            wrong.append(f"{line}: no test {line.guard}")
-    if wrong:
-        raise ValueError("tools/faults/safety_lines.py:\n" + "\n".join(wrong))
+def safety_lines(root: Path = ROOT) -> list[SafetyLine]:
+    """List the marked lines of the package, once for each test; raises ValueError for a mark that is not of one test."""
+    lines = []
+    for path in sorted((root / "streamcd").rglob("*.py")):
+        source = path.read_text(encoding="utf-8").splitlines()
+        for number, text in enumerate(source, 1):
+            if mark := _MARK.search(text):
+                file = path.relative_to(root / "streamcd").as_posix()
+                code = text[: mark.start()].strip()
+                lines += [SafetyLine(file, number, code, guard) for guard in _guards(root, mark[1])]
+    return lines
 
 
-def mutated(text: str, line: SafetyLine) -> str:
-    """Replace a line of a module; raises ValueError unless it is found exactly once."""
+def _guards(root: Path, mark: str) -> Iterator[str]:
+    """Name the tests of a mark as pytest does."""
+    guards = list(_GUARD.finditer(mark))
+    if " ".join(guard[0] for guard in guards) != mark:
+        raise ValueError(f"# safety: {mark}: expected file::name")
+    for guard in guards:
+        module, name, parameters = guard.groups(default="")
+        path = root / "tests" / f"test_{module}.py"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        tests = re.findall(rf"^def (test_\w*{name}\w*)\(", text, re.MULTILINE)
+        if len(tests) != 1:
+            raise ValueError(f"# safety: {guard[0]}: expected one test, found {len(tests)}")
+        yield f"{path.name}::{tests[0]}{parameters}"
+
+
+def mutated(text: str, number: int) -> str:
+    """Remove a line of a module."""
     lines = text.splitlines()
-    places = [n for n in _block(text, line.within) if lines[n].strip() == line.text]
-    if len(places) != 1:
-        raise ValueError(f"found {len(places)} times, expected once")
-    old = lines[places[0]]
-    lines[places[0]] = old[: len(old) - len(old.lstrip())] + line.instead
+    first, last = _statement(ast.parse(text), number)
+    if first < number < last:
+        del lines[number - 1]
+    else:
+        word = lines[first - 1].split()[0]
+        indent = " " * (len(lines[first - 1]) - len(lines[first - 1].lstrip()))
+        lines[first - 1 : last] = [indent + (f"{word} False:" if word in ("if", "elif") else "pass")]
     return "\n".join(lines) + "\n"
 
 
-def _block(text: str, name: str) -> range:
-    """Return the lines of a function or class, or of a method (``Class.method``); all of them where the name is empty."""
-    body: list[ast.stmt] = ast.parse(text).body
-    lines = range(len(text.splitlines()))
-    for part in filter(None, name.split(".")):
-        found = [node for node in body if isinstance(node, _NAMED) and node.name == part]
-        if len(found) != 1:
-            raise ValueError(f"{part!r} is defined {len(found)} times, expected once")
-        body, lines = found[0].body, range(found[0].lineno - 1, found[0].end_lineno or 0)
-    return lines
+def _statement(module: ast.Module, number: int) -> tuple[int, int]:
+    """Return the first and the last line of the statement that a line is of, without the body where it has one."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            if node.lineno <= number <= last:
+                return node.lineno, last
+    raise ValueError(f"line {number} is of no statement")
 
 
 def _copy_tree(copy: Path) -> Path:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from streamcd.runs import lane_groups
+from streamcd.runs import resolve
 from streamcd.stream.memory_plan import Plan
 
 from .certificates import RUNS, Run
@@ -22,7 +22,7 @@ from .trials import Finding
 from .workspace import Workspace, load_kernels, make_text, must_run
 
 _ROUNDS = " --workers 2 --memory 3GB"
-_make_plan = lane_groups.make_plan
+_make_plan = resolve.make_plan
 
 
 def _dataset_of(run: Run) -> str:
@@ -64,7 +64,7 @@ class Trainings:
         in_windows, with_power = rng.random() < 0.5, rng.random() < 0.5
         trial = place / "trial"
         trial.mkdir()
-        with mock.patch.object(lane_groups, "make_plan", _in_windows) if in_windows else nullcontext():
+        with mock.patch.object(resolve, "make_plan", _in_windows) if in_windows else nullcontext():
             if with_power:
                 found = cut_power(record(self.workspace, scenario, place), rng, trial)
             else:

@@ -80,7 +80,7 @@ def load_kernels() -> None:
     from streamcd.conversion.convert import convert
     from streamcd.conversion.transpose import make_columns
     from streamcd.prediction.predict import predict
-    from streamcd.runs.train import train
+    from streamcd.runs.run import train
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -1,0 +1,493 @@
+"""What the options of a run come to on a dataset: loss, bias, method, acceleration, groups of lanes and the memory plan.
+
+Each is a function of what stands before it. Notes tell what was chosen, and why; nothing is written, and nothing read but
+the dataset and the configuration of the run that a new one starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.errors import BudgetError, UsageError
+from ..core.memory_budget import RUNNING_BYTES, format_size
+from ..dataset.column_layout import has_columns
+from ..dataset.dataset import Dataset
+from ..dataset.diagnostics import rows_are_long
+from ..dataset.in_memory import InMemoryDataset
+from ..dataset.schema import MAX_CLASSES
+from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
+from ..report.tables import bias_text
+from ..solvers.problem import Problem
+from ..solvers.registry import find_solver
+from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
+from ..training.stopping import make_rule
+from .config import (
+    ResolvedRun,
+    RunConfig,
+    SharedRounds,
+    lanes_together,
+    memory_of,
+    problem_of,
+    read_config,
+    versions,
+)
+from .options import TrainOptions, TuneOptions
+from .problem_options import DEFAULT_LOSS, NO_BIAS, ProblemOptions
+
+WORKER_TIMEOUT = 300.0
+"""Seconds; the default of `worker_timeout`."""
+
+
+class Resolved(NamedTuple):
+    """The configuration of a new run, and notes on what was chosen."""
+
+    config: RunConfig
+    notes: list[str]
+
+
+def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None) -> Resolved:
+    """Make the configuration of a new run; refused where the options do not go together, or do not fit the dataset.
+
+    Parameters
+    ----------
+    options : TrainOptions
+    dataset : Dataset
+        With the folds of a search.
+    workers : int, optional
+        Processes of this machine that share the memory; 0 for those of a cluster, each of which has all of it. By default
+        this process trains alone.
+    """
+    memory = int(options.memory)
+    start = None if options.start_from is None else read_config(Path(options.start_from))
+    folds = options.cv if isinstance(options, TuneOptions) else 0
+    choices = []
+
+    # the loss, by the labels
+    loss = options.loss or default_loss(dataset)
+    if options.loss is None and dataset.has_targets:
+        choices.append(f"loss {loss}: numbers to predict")
+    check_labels(loss, dataset)
+    scoring = _criterion(options, loss, dataset) if isinstance(options, TuneOptions) else None
+
+    # the bias, by the source of the dataset; the dual variables of a run to start from fit its own alone
+    bias, bias_because = options.bias, "as asked"
+    if bias == "auto" and start is not None:
+        bias, bias_because = start.options.bias, "that of the run it starts from"
+    elif bias == "auto":
+        bias, bias_because = bias_by_source(dataset)
+    problem = _problem_options(options, loss, float(bias))
+
+    # the method
+    method, because = problem.method, ""
+    if method == "auto" and start is not None and problem.penalty == "l2":
+        by_newton = start.options.method == "newton" and "newton" in methods_for(loss)
+        method = "newton" if by_newton else "dual"
+    elif method == "auto":
+        method, because = choose_method(problem, dataset, memory, workers, folds)
+    problem = replace(problem, method=method)
+    choices.append(f"method {method}{because and f': {because}'}")
+    _check_workers(options, problem, workers)
+
+    # acceleration
+    if because := _why_plain(problem, options.eps):
+        if problem.acceleration != "auto":
+            raise UsageError(f"acceleration {problem.acceleration:g}: {because}; leave it at auto or none")
+        if find_solver(loss, method).accelerates:
+            choices.append(f"without acceleration: {because}")
+        problem = replace(problem, acceleration="none")
+    choices.append(f"bias {bias_text(float(bias), bias_because, advises=True)}")
+    notes = ["; ".join(choices)]
+
+    # groups of lanes and the plan; without acceleration where its arrays do not fit
+    try:
+        groups = plan_groups(problem, dataset, memory, workers, folds, options.plan)
+    except BudgetError:
+        if problem.acceleration == "none":
+            raise
+        problem = replace(problem, acceleration="none")
+        groups = plan_groups(problem, dataset, memory, workers, folds, options.plan)
+        scores = " and one of the scores'" if find_solver(loss, method).layout == "columns" else ""
+        notes.append(
+            f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
+            f"{format_size(groups.memory)}"
+        )
+    if workers is not None:
+        notes.append(describe_worker_budget(groups.memory))
+    elif not groups.plan.resident:
+        notes.append(describe_plan(groups.plan, dataset, memory))
+    if groups.number > 1:
+        notes.append(
+            f"{groups.n_lanes:,} problems (of classes, values of C or λ, or folds) with weights for {dataset.n_features:,} "
+            f"features each do not fit in {format_size(groups.memory)}: "
+            f"they are trained in {groups.number} groups, one after another, each with reads of its own"
+        )
+
+    rounds = None
+    if workers is not None:
+        timeout = WORKER_TIMEOUT if options.worker_timeout is None else float(options.worker_timeout)
+        rounds = SharedRounds(timeout, memory if workers else None)
+    centre = dataset.centre if problem.unpenalized_bias else None
+    config = RunConfig(
+        dataset=str(dataset.path.resolve()),
+        fingerprint=dataset.fingerprint,
+        options=problem,
+        memory=groups.memory,
+        plan=groups.plan,
+        n_groups=groups.number,
+        rule=make_rule(options.tol, options.eps, options.max_passes),
+        checkpoint_every=float(options.checkpoint_every),
+        versions=versions(),
+        folds=folds,
+        scoring=scoring,
+        rounds=rounds,
+        columns=dataset.open_columns().fingerprint if find_solver(loss, method).layout == "columns" else None,
+        start_from=None if options.start_from is None else str(options.start_from),
+        cache=dataset.cache,
+        threads=options.threads,
+        bias_because=bias_because,
+        centred="" if centre is None else centre.describe(),
+    )
+    return Resolved(config, notes)
+
+
+def _problem_options(options: TrainOptions, loss: str, bias: float) -> ProblemOptions:
+    """Take the options that decide the problem, with what was chosen."""
+    chosen = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
+    return ProblemOptions(**chosen | {"loss": loss, "bias": bias})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loss and labels
+
+
+_MANY_FRACTIONS = 20
+"""Number of labels above which numbers with fractions are a target: ratings by halves have fewer, versions and codes are
+names."""
+
+
+def labels_of_a_target(dataset: Dataset, most: int = _MANY_FRACTIONS) -> str | None:
+    """Describe labels that are numbers to predict, taken as classes: with fractions, more than `most`; None for others."""
+    labels = None if dataset.class_names is not None else dataset.classes
+    if labels is None or labels.size <= most:
+        return None
+    fractions = labels[labels % 1.0 != 0.0]
+    if not fractions.size:
+        return None
+    return (
+        f"{labels.size:,} different numbers such as {fractions[0]:.6g}; convert with --target to predict numbers; if they "
+        "are classes, write them as whole numbers or names"
+    )
+
+
+def default_loss(dataset: Dataset) -> str:
+    """Return the loss where none is given."""
+    return "squared_error" if dataset.has_targets else DEFAULT_LOSS
+
+
+def check_labels(loss: str, dataset: Dataset) -> None:
+    """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
+    where = dataset.path
+    expected = f"{where}: expected classes for the loss {loss}, found"
+    if LOSSES[loss].has_targets:
+        if not dataset.has_targets:
+            raise UsageError(
+                f"{where}: expected numbers to predict for the loss {loss}, found classes; convert with --target"
+            )
+        return
+    if dataset.has_targets:
+        for_numbers = " or ".join(name for name, entry in LOSSES.items() if entry.has_targets)
+        raise UsageError(
+            f"{expected} numbers to predict; take --loss {for_numbers}, or convert without --target"
+        )
+    labels = dataset.class_labels()
+    if labels is None:
+        raise UsageError(
+            f"{expected} more than {MAX_CLASSES:,}; take another --label, or convert with --target"
+        )
+    if numbers := labels_of_a_target(dataset):
+        raise UsageError(f"{expected} {numbers}")
+    if len(labels) == 1:
+        raise UsageError(f"{where}: expected at least two classes, found {str(labels)[1:-1]} alone")
+
+
+def _criterion(options: TuneOptions, loss: str, dataset: Dataset) -> str:
+    """Return the criterion of a search; refused where the loss does not have it."""
+    scoring = options.scoring
+    known = ("r2", "loss") if dataset.has_targets else ("accuracy", "auc", "log_loss")
+    if scoring is None:  # R² where it ranks as the loss
+        return known[0] if loss == "squared_error" or not dataset.has_targets else "loss"
+    if scoring not in known:
+        of = "numbers to predict" if dataset.has_targets else "classes"
+        raise UsageError(f"scoring: expected one of {', '.join(known)} for {of}, found {scoring!r}")
+    if scoring == "log_loss" and (options.code is not None or not LOSSES[loss].probabilities):
+        raise UsageError(
+            f"scoring log_loss needs probabilities, which {loss} has not; take --loss log_loss or multinomial, or "
+            "--scoring auc"
+        )
+    return scoring
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bias
+
+
+_BIAS_BY_SOURCE = {
+    "table": (1.0, "made from a table"),
+    "dense array": (1.0, "made from a dense array"),
+    "sparse matrix": (NO_BIAS, "made from a sparse matrix"),
+    "libsvm text": (NO_BIAS, "made from libsvm text"),
+}
+
+
+def bias_by_source(dataset: Dataset) -> tuple[float, str]:
+    """Choose the bias for a dataset, negative for none, with the reason."""
+    return _BIAS_BY_SOURCE.get(dataset.made_from or "", (NO_BIAS, "made from a source that is not known"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Method
+#
+# The dual method, accelerated, needs the fewest passes on all real sets measured but the smallest, and no second layout.
+# Newton's method needs fewer reads of narrow data, and keeps no dual variables on disk, but each takes two to four times as
+# long: it is chosen for tall data that has to be streamed, on workers, and where rows are long.
+
+_PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
+
+_ROWS_PER_FEATURE = 100
+"""Rows for each feature, at least, for Newton's method: separable sets of 11 and 73 took 40 to 160 reads with C = 100."""
+
+_MATRICES, _SHARE = 5, 0.125
+"""Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
+
+_MOST_OPERATIONS = 3e11
+"""Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
+
+_MOST_PRODUCTS = 64
+"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading."""
+
+
+class Sizes(NamedTuple):
+    """Figures of data and lanes by which a method is chosen."""
+
+    n_rows: int
+    n_features: int
+    n_entries: int
+    entry_bytes: int
+    n_lanes: int  # of classes and values of C
+    rows_are_long: bool  # beside 1/C, see `diagnostics.rows_are_long`
+    make_columns: str  # with L1, the command that makes the column layout; empty where there is one
+
+
+def choose(
+    sizes: Sizes, loss: str, penalty: str, memory: int, workers: int | None, folds: int
+) -> tuple[str, str]:
+    """Choose a method, with the reason; newton is for `choose_method` to see whether it fits."""
+    size = sizes.n_features + 1
+    # which workers share
+    matrices = _MATRICES * 8 * sizes.n_lanes * size**2
+    few = matrices <= _SHARE * memory / (workers or 1)
+    if penalty != "l2":
+        if few:
+            return "newton", f"few features: it needs the fewest reads with the penalty {penalty}"
+        if not sizes.make_columns:
+            return "working-set", f"it trains with the penalty {penalty} from the column layout"
+        return (
+            "newton",
+            f"the penalty {penalty} takes less time by the column layout, which {sizes.make_columns} makes",
+        )
+    dual = "dual", "" if folds else "the fewest passes on nearly all data"
+    if "newton" not in methods_for(loss) or sizes.n_entries * sizes.n_lanes > _MOST_PRODUCTS * sizes.n_rows:
+        return dual
+    tall = few and sizes.n_rows >= _ROWS_PER_FEATURE * size
+    if workers is not None:
+        reads = "few features: it needs the fewest reads, which workers share"
+        return ("newton", reads) if tall else dual
+    long = sizes.rows_are_long and sizes.n_lanes * size**3 <= _MOST_OPERATIONS
+    is_streamed = sizes.n_entries * sizes.entry_bytes > memory - RUNNING_BYTES
+    if is_streamed:  # many costs share the passes of a search
+        reads = "few features, and rows that are read from disk: it needs the fewest reads"
+        return ("newton", reads) if (tall or long) and not folds else dual
+    if long:  # newton's passes alone end where features are badly scaled
+        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
+    return dual
+
+
+def choose_method(
+    options: ProblemOptions, dataset: Dataset, memory: int, workers: int | None = None, folds: int = 0
+) -> tuple[str, str]:
+    """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
+    if options.penalty != "l2" and options.loss not in _PENALISED:
+        raise UsageError(
+            f"no method trains {options.loss} with --penalty {options.penalty}; expected {' or '.join(_PENALISED)}, "
+            "or --penalty l2"
+        )
+    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    sizes = Sizes(
+        dataset.n_rows,
+        dataset.n_features,
+        dataset.n_entries,
+        dataset.entry_bytes,
+        n_classes * len(options.C),
+        rows_are_long(dataset, max(options.C), accelerated=True, centred=options.unpenalized_bias),
+        "" if options.penalty == "l2" or has_columns(dataset) else f"'streamcd columns {dataset.path}'",
+    )
+    method, reason = choose(sizes, options.loss, options.penalty, memory, workers, folds)
+    if method == "newton":
+        trial = replace(options, method="newton", acceleration="none")
+        try:
+            plan_groups(trial, dataset, memory, workers, folds)
+        except BudgetError:
+            reason = (
+                ""
+                if folds and options.penalty == "l2"
+                else f"newton, which needs fewer reads, does not fit in {format_size(memory)}"
+            )
+            method = "dual" if options.penalty == "l2" else "working-set"
+    return method, reason
+
+
+def reads_columns(options: TrainOptions, dataset: Dataset) -> bool:
+    """Tell whether the method, by default the one that is chosen, reads the column layout."""
+    loss = options.loss or default_loss(dataset)
+    method = options.method
+    if method == "auto":
+        bias = bias_by_source(dataset)[0] if options.bias == "auto" else float(options.bias)
+        method, _ = choose_method(_problem_options(options, loss, bias), dataset, int(options.memory))
+    return find_solver(loss, method).layout == "columns"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Acceleration, workers
+
+
+def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
+    """Return why there is no acceleration; empty where there is."""
+    solver = find_solver(problem.loss, problem.method)
+    if problem.acceleration == "none":
+        return ""
+    if not solver.accelerates:
+        return f"{problem.loss} by method {problem.method} cannot be accelerated"
+    if problem.omega != 1.0:
+        return f"it cannot be combined with omega {problem.omega}"
+    if not solver.keeps_alpha and problem.acceleration != "auto":
+        return f"the strength of that of method {problem.method} cannot be given"
+    if eps is not None and solver.keeps_alpha:
+        return "LIBLINEAR's rule (eps) is for plain descent"
+    return ""
+
+
+def _check_workers(options: TrainOptions, problem: ProblemOptions, workers: int | None) -> None:
+    """Refuse options that training on workers does not have, or that only it has."""
+    if workers is None:
+        if options.worker_timeout is not None:
+            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
+        return
+    if problem.omega != 1.0:
+        raise UsageError("omega is for one process: on workers a line search sets the length of steps")
+    if problem.penalty != "l2":
+        raise UsageError(f"--penalty {problem.penalty} is for one process, without --workers and --scheduler")
+    if not find_solver(problem.loss, problem.method).rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
+        raise UsageError(
+            f"{problem.loss} by method {problem.method} is not for several workers; expected one of {known}"
+        )
+    if options.plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Groups of lanes: as many are trained in the same reads as the memory has room for
+
+
+_LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer converge slowly
+
+
+class Groups(NamedTuple):
+    """How many groups there are of how many lanes, the plan of the largest, and the bytes it is for."""
+
+    number: int
+    n_lanes: int
+    plan: Plan
+    memory: int
+
+
+def plan_groups(
+    options: ProblemOptions,
+    dataset: Dataset,
+    budget: int,
+    workers: int | None,
+    folds: int,
+    given: Plan | None = None,
+) -> Groups:
+    """Divide the lanes into groups; with workers the plan is that of a worker with all shards."""
+    problem = problem_of(options, dataset, folds=folds, memory=budget)
+    n_lanes = problem.n_lanes
+    if given is not None:
+        # refuses options that exclude each other
+        check_holding(given, dataset, memory_of(options, problem, dataset))
+        return Groups(1, n_lanes, given, budget)
+    block = lanes_together(problem)
+    n_blocks = n_lanes // block
+    largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
+    sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)
+    refusal: BudgetError | None = None
+    for size in sizes:
+        number = -(-n_blocks // size)
+        lanes = problem.subset(range(size * block))
+        memory = memory_of(options, lanes, dataset)
+        tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
+        memory = replace(memory, weights=memory.weights + tables)
+        try:
+            plan, share = _plan_group(dataset, lanes, memory, budget, workers)
+        except BudgetError as error:
+            refusal = error
+            continue
+        mixed = plan.window_entries // max(1, largest_chunk)
+        if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+            return Groups(number, n_lanes, plan, share)
+    assert refusal is not None
+    raise refusal
+
+
+def _plan_group(
+    dataset: Dataset, lanes: Problem, memory: SolverMemory, budget: int, workers: int | None
+) -> tuple[Plan, int]:
+    """Return the plan for a group of lanes, and the bytes it is for."""
+    if workers is not None:
+        from ..cluster.memory import plan_worker  # only where there are workers
+
+        return plan_worker(dataset, lanes, memory, budget, workers)
+    # of rows in memory the state is there too
+    state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
+    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
+    return make_plan(dataset, budget, memory), budget
+
+
+def describe_worker_budget(n_bytes: int) -> str:
+    """Describe the budget of every worker in a line."""
+    return f"every worker streams its own shards within {format_size(n_bytes)}"
+
+
+def share_memory_anew(run: ResolvedRun, workers: int) -> RunConfig:
+    """Return the configuration for another number of workers, local ones or 0, by the budget that the run was begun with.
+
+    Workers of this machine share it; each of a cluster has all of it.
+    """
+    from ..cluster.memory import model_bytes, worker_memory
+
+    config = run.config
+    assert config.rounds is not None
+    memory = budget = config.rounds.shared_memory or config.memory
+    if workers:
+        lanes = run.problem.subset(run.groups[0].lanes)
+        memory = worker_memory(
+            budget,
+            workers,
+            model_bytes(lanes, memory_of(config.options, lanes, run.dataset)),
+            "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
+        )
+    return replace(config, memory=memory, rounds=replace(config.rounds, shared_memory=budget))

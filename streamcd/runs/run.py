@@ -1,0 +1,507 @@
+"""Training in a run directory: begun, searched for the best C, and resumed from its last checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import UsageError, counted
+from ..core.files import write_metadata
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
+from ..core.options import takes
+from ..core.parallel import Threads
+from ..core.storage import local_path, location
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.diagnostics import advice
+from ..models.model import Model
+from ..report.scores import CRITERIA, best_of, best_text
+from ..solvers.acceleration import TOLD
+from ..solvers.registry import find_solver, make_solver
+from ..training import checkpoint
+from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop, deadline
+from ..training.result import Outcome, Result, TuneResult, worst_reason
+from ..training.stopping import make_rule, relative
+from .config import (
+    ResolvedRun,
+    RunConfig,
+    is_begun,
+    read_config,
+    refuse_existing,
+    reopen,
+    same_dataset,
+    versions,
+)
+from .describe import SCORES
+from .interrupts import stopped_by_signals, warn_unconverged
+from .models import make_models, save_models
+from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
+from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew
+from .warm_start import WarmStart, previous_run, record_data, start_from
+
+if TYPE_CHECKING:
+    from ..cluster.workers import Workers
+
+
+@takes(TrainOptions)
+def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainOptions) -> Result:
+    """Train a model on a dataset, in a run directory that can be resumed.
+
+    Parameters
+    ----------
+    dataset : Dataset or path
+    run : path
+        Directory to make; has to be given.
+    {options}
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError, DatasetError, CheckpointError, LockError
+    Interrupted
+        If `stop_requested` returned a signal; a checkpoint was saved.
+
+    Examples
+    --------
+    >>> data = streamcd.open("data")
+    >>> result = streamcd.train(data, "new-run", loss="hinge", C=0.1, memory="400MB")
+    >>> result.converged
+    True
+    """
+    with stopped_by_signals(options) as stop_requested:
+        result = _begin(dataset, run, options, stop_requested)
+    warn_unconverged(result, options)
+    return result
+
+
+@takes(TuneOptions)
+def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -> TuneResult:
+    """Choose C, and λ of the penalty, by cross-validation, and train with them on all rows.
+
+    Parameters
+    ----------
+    dataset : Dataset or path
+    run : path
+        Directory to make: ``folds/`` and ``best/`` are runs in it, ``model/`` is the best run's model.
+    {options}
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    UsageError, DatasetError, CheckpointError, LockError, Interrupted
+
+    Examples
+    --------
+    >>> result = streamcd.tune("data", "search", C=[0.1, 1, 10], cv=3)
+    >>> result.best_C, sorted(result.scores)
+    (0.1, ['0.1', '1', '10'])
+    """
+    with stopped_by_signals(options) as stop_requested:
+        result = _begin(dataset, run, options, stop_requested)
+    warn_unconverged(result, options)
+    assert isinstance(result, TuneResult)
+    return result
+
+
+@takes(ResumeOptions)
+def resume(run: str | Path, options: ResumeOptions) -> Result:
+    """Resume a run from its last checkpoint, also one that ended without convergence.
+
+    A run that has converged (by its own rule, or by `tol` if that is given) is not changed, and the listener is told.
+
+    Parameters
+    ----------
+    run : path
+    {options}
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    CheckpointError
+        Where the run, or the dataset it was made with, is damaged, missing or changed.
+
+    Examples
+    --------
+    >>> result = streamcd.resume("run", tol=1e-6)
+    >>> result.gap <= 1e-6
+    True
+    """
+
+    def change(config: RunConfig) -> RunConfig:
+        given: dict[str, Any] = {}
+        if options.dataset is not None:
+            given["dataset"] = str(location(options.dataset).resolve())
+        if options.checkpoint_every is not None:
+            given["checkpoint_every"] = float(options.checkpoint_every)
+        tol = config.rule.tol if options.tol is None else options.tol
+        eps = None if options.tol else config.rule.eps
+        max_passes = config.rule.max_passes if options.max_passes is None else options.max_passes
+        return replace(config, rule=make_rule(tol, eps, max_passes), **given)
+
+    with stopped_by_signals(options) as stop_requested:
+        workers = _workers(options, fewest=1)
+        session = Session(options.listener, stop_requested)
+        result = _go_on(local_path(run, "a run"), workers, session, change)
+    warn_unconverged(result, options)
+    return result
+
+
+def _workers(options: SessionOptions, fewest: int) -> Workers | None:
+    """Return the workers that options name; None if this process trains alone: fewer than `fewest` local ones are none."""
+    local = options.workers or 0
+    if options.client is None and options.scheduler is None and local < fewest:
+        return None
+    from ..cluster.workers import Workers  # only where there are workers
+
+    return Workers(options.client, options.scheduler, local if local >= fewest else 0)
+
+
+def _begin(
+    dataset: Dataset | str | Path,
+    run_path: str | Path | None,
+    options: TrainOptions,
+    stop_requested: StopRequested | None,
+) -> Result:
+    """Begin a run; with `resume` go on with it where it was begun."""
+    # first: for rows in memory a run is not what is missing
+    dataset = open_dataset(dataset, cache=options.cache)
+    path = local_path(run_path, "a run")
+    listener = options.listener
+    until = deadline(None if options.max_seconds is None else float(options.max_seconds))
+    session = Session(listener, stop_requested, threads=Threads(options.threads), until=until)
+    workers = _workers(options, fewest=2)
+    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
+    if isinstance(options, TuneOptions):
+        from .search import with_folds  # with the kernels of scoring
+
+        dataset, cv = with_folds(dataset, options.cv, int(options.memory))
+        options = replace(options, cv=cv)
+    config, notes = resolve(options, dataset, None if workers is None else workers.local)
+    if options.resume and is_begun(path, config):
+        free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
+        given = {name: getattr(config, name) for name in free}
+        return _go_on(path, workers, session, lambda begun: replace(begun, **given))
+    training = reopen(path, config, dataset)
+    previous = previous_run(training, notes)  # refused before anything is made
+    with ExitStack() as stack:
+        if workers is not None and workers.scheduler is not None:
+            # where none answers, no run is made or replaced
+            workers = replace(workers, client=stack.enter_context(workers.connected(listener)))
+        refuse_existing(path, config, options.force)
+        directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
+        for note in notes:  # now that all options are checked
+            listener.message(note)
+        session = stack.enter_context(_prepared(directory, training, workers, session))
+        return run(directory, training, session, previous)
+
+
+def _go_on(
+    path: Path, workers: Workers | None, session: Session, change: Callable[[RunConfig], RunConfig]
+) -> Result:
+    """Resume a run of any kind with its configuration as changed by `change`."""
+    listener = session.listener
+    with checkpoint.open_run(path) as directory:
+        config = read_config(path)
+        if (workers is None) != (config.rounds is None):
+            begun, way = "in one process", "without workers"
+            if workers is None:
+                begun, way = "on workers", "with --scheduler ADDRESS or --workers N, N >= 1"
+            raise UsageError(
+                f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
+            )
+        config = change(config)
+        dataset = same_dataset(config)
+        if config.scoring is not None:
+            from .search import with_folds
+
+            dataset, _ = with_folds(dataset, config.folds, config.memory)
+        training = reopen(path, config, dataset)
+        if workers is not None:
+            training = replace(training, config=share_memory_anew(training, workers.local))
+        previous = previous_run(training, [])
+        here = versions()
+        if {name: config.versions.get(name) for name in here} != here:
+            listener.warning(
+                "this machine or its libraries differ from those that the run was begun with: "
+                "the optimum is the same by its gap, the last digits may differ"
+            )
+        if workers is not None:
+            listener.message(describe_worker_budget(training.config.memory))
+        session = replace(session, threads=Threads(config.threads))
+        with _prepared(directory, training, workers, session) as session:
+            return run(directory, training, session, previous)
+
+
+@contextmanager
+def _prepared(
+    directory: checkpoint.Run, training: ResolvedRun, workers: Workers | None, session: Session
+) -> Iterator[Session]:
+    """Warn of what is wrong from the start, record the configuration, and provide the session with a client of workers."""
+    config = training.config
+    options = config.options
+    accelerated = options.acceleration != "none"
+    for line in _advice(training, accelerated=accelerated):
+        session.listener.warning(line)
+    if workers is None:
+        # beside the interpreter: the data, if it stays in memory, else all of the budget
+        dataset = training.dataset
+        whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
+        planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
+        warn_of_memory(config.memory, planned, session.listener)
+    directory.write_config(asdict(config))
+    record_data(directory.path, training.dataset, centred=training.centre is not None)
+    if workers is None:
+        yield session
+        return
+    with workers.connected(session.listener, directory.path) as client:
+        yield replace(session, client=client)
+
+
+def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
+    """Describe what is badly scaled for a training."""
+    options = training.options
+    return advice(
+        training.dataset,
+        max(options.C),
+        accelerated=accelerated,
+        method=options.method,
+        centred=training.centre is not None,
+    )
+
+
+def run(
+    directory: checkpoint.AnyRun,
+    training: ResolvedRun,
+    session: Session,
+    previous: WarmStart | None = None,
+    *,
+    model_path: Path | None = None,
+) -> Result:
+    """Train a run from where it stands, its lanes group after group, and write the models (or to `model_path`).
+
+    One that stands nowhere yet starts from a previous one. Folds have no models, nor has a run in memory.
+    """
+    config = training.config
+    if config.scoring is not None:
+        assert isinstance(directory, checkpoint.Run)
+        return _search(directory, training, session)
+    outcomes = []
+    for group in training.groups:
+        part = directory.part(group.directory) if group.directory else directory
+        loop = _make_loop(part, training, group.lanes, session, previous)
+        outcomes.append(loop.run())
+    result = _result(directory.name, outcomes, training)
+    if result.stop_reason == "time" or not isinstance(directory, checkpoint.Run):
+        return result  # weights that were not certified make no model
+    if not result.converged:
+        result.advice = _advice(training)
+        more = not _advice(training, accelerated=True)
+        result.more_passes_help = more and result.stop_reason != "rounding"
+    if config.folds:
+        return result
+    if config.options.omega == "auto":
+        for C in config.options.C:
+            counts = Counter(lane["omega"] for lane in result.lanes if lane["C"] == C)
+            omegas = [f"{omega:g} for {counted(n, 'problem')}" for omega, n in counts.most_common()]
+            session.listener.message(f"omega at C = {C:g}: {', '.join(omegas)}")
+    begun = time.monotonic()
+    if save_models(model_path or directory.model_path, directory, training, result):
+        result.seconds += time.monotonic() - begun
+        result.peak_memory_bytes = peak_memory_bytes()
+    else:
+        session.listener.message(f"this run has ended (stopped by: {result.stop_reason}) and is left alone")
+    return result
+
+
+def _make_loop(
+    part: checkpoint.AnyRun,
+    training: ResolvedRun,
+    numbers: range,
+    session: Session,
+    previous: WarmStart | None,
+) -> TrainingLoop:
+    """Make the loop of some lanes, by their indices among all."""
+    config, options, n_lanes = training.config, training.options, training.problem.n_lanes
+    lanes = training.problem.subset(numbers)
+    several = f"problems {numbers.start + 1}-{numbers.stop} of {n_lanes}, "
+    task = Task(
+        dataset=training.dataset,
+        problem=lanes,
+        solver=make_solver(
+            lanes,
+            options.method,
+            training.dataset,
+            seed=options.seed,
+            omega=options.omega,
+            acceleration=options.acceleration,
+            plan=config.plan,
+        ),
+        plan=config.plan,
+        memory=config.memory,
+        rule=config.rule,
+        seed=options.seed,
+        checkpoint_every=config.checkpoint_every,
+        run=part.name,
+        name=session.stage + (several if len(numbers) < n_lanes else ""),
+        warm_start=None if previous is None else previous.subset(lanes, numbers),
+    )
+    if config.rounds is None:
+        return Loop(part, task, session)
+    from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
+    from ..cluster.memory import WORKER_BYTES
+    from ..cluster.rounds import WorkerSpec
+
+    assert isinstance(part, checkpoint.Run)
+    spec = WorkerSpec(
+        dataset=str(training.dataset.path.resolve()),
+        fingerprint=config.fingerprint,
+        problem=lanes,
+        method=options.method,
+        seed=options.seed,
+        memory=config.memory - WORKER_BYTES,
+        identity=part.identity,
+        acceleration=options.acceleration,
+        cache=training.dataset.cache,
+    )
+    rounds = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
+    return rounds(part, task, session, spec, config.rounds.worker_timeout)
+
+
+def _result(name: str, outcomes: Sequence[Outcome], training: ResolvedRun) -> Result:
+    """Sum up the outcomes of all lanes of a run, with objectives as the user's (`Problem.scale`)."""
+    problem = training.problem
+    rule = training.config.rule
+    names = training.dataset.class_names
+    lanes = {name: np.concatenate([one.lanes[name] for one in outcomes]) for name in outcomes[0].lanes}
+    gaps = relative(lanes)
+    primal = problem.scale * lanes["primal"]
+    dual = problem.scale * lanes["dual"]
+    reason = worst_reason(lanes["reason"])
+    omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
+    tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
+    return Result(
+        run=name,
+        primal_objective=float(primal.sum()),
+        dual_objective=float(dual.sum()),
+        gap=float(gaps.max()),
+        rounding=float(relative(lanes, "rounding").max()),
+        violation=float(lanes["violation"].max()),
+        converged=bool(lanes["converged"].all()),
+        stop_reason=reason,
+        passes=int(lanes["passes"].max()),
+        seconds=sum(one.seconds for one in outcomes),
+        kernel_seconds=sum(one.kernel_seconds for one in outcomes),
+        bytes_read=sum(one.bytes_read for one in outcomes),
+        peak_memory_bytes=peak_memory_bytes(),
+        n_features=problem.n_features,
+        n_rows=training.dataset.n_rows,
+        n_lanes=problem.n_lanes,
+        more_passes_help=reason == "time",
+        lanes=[
+            {
+                "label": lane.label if names is None or lane.label is None else names[int(lane.label)],
+                "C": lane.C,
+                "l1": lane.l1,
+                "fold": None if lane.fold < 0 else lane.fold,
+                "n_nonzero": int(lanes["n_nonzero"][number]),
+                "n_weights": problem.lane_vectors * problem.n_features,
+                "primal_objective": float(primal[number]),
+                "dual_objective": float(dual[number]),
+                "gap": float(gaps[number]),
+                "passes": int(lanes["passes"][number]),
+                "converged": bool(lanes["converged"][number]),
+                **({"omega": float(omegas[number])} if tells_omega[number] else {}),
+                **{name: float(lanes[name][number]) for name in TOLD if name in lanes},
+            }
+            for number, lane in enumerate(problem.lanes)
+        ],
+        tol=rule.tol,
+        eps=rule.eps,
+    )
+
+
+def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
+    """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
+    config, notes = resolve(options, dataset)
+    config = replace(config, checkpoint_every=math.inf)
+    require(config.memory, {})
+    for note in notes:
+        session.listener.message(note)
+    directory = checkpoint.MemoryRun()
+    training = reopen(directory.path, config, dataset)
+    result = run(directory, training, session)
+    return result, make_models(directory, training, result)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A search over C and λ: a run with all folds as lanes, scored in one read, then one on all rows from the folds' solutions
+
+
+def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
+    """Train the folds, score them, train on all rows: each from its last checkpoint."""
+    from .search import score  # with kernels that other runs do not need
+
+    config = search.config
+    folds = directory.part("folds")
+    training = replace(search, config=replace(config, scoring=None))
+    folds.write_config(asdict(training.config))
+    result = run(folds, training, replace(session, stage="folds: "))
+    names = "n_lanes", "passes", "gap", "converged", "bytes_read", "seconds"
+    summary = {name: getattr(result, name) for name in names}
+    if result.stop_reason == "time":
+        none: dict[str, Any] = {
+            "scores": {},
+            "best_C": math.nan,
+            "best_l1": math.nan,
+            "scored_by": config.scoring,
+        }
+        return TuneResult(**asdict(result), **none, folds=summary)
+    if n_open := sum(not lane["converged"] for lane in result.lanes):
+        open_folds = f"{n_open} of {result.n_lanes} models of folds are {result.describe_shortfall()}"
+        more = ["their scores may change with a larger --max-passes"]
+        more = more if result.more_passes_help else result.advice
+        session.listener.warning("; ".join([open_folds, *more]))
+    scored = score(folds.path, training, config.scoring or "", session)
+    write_metadata(directory.path / "scores.json", SCORES, scored)
+    best = best_of(scored)
+    mean = format(best.mean, CRITERIA[scored["scored_by"]].form)
+    session.listener.message(
+        f"best {best_text(scored)}, mean {scored['scored_by']} {mean}; training on all rows"
+    )
+
+    part = directory.part("best")
+    if (part.path / "config.json").exists():
+        config = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
+    else:
+        options = replace(config.options, C=(best.setting.C,), l1=best.setting.l1 or None)
+        groups = plan_groups(options, search.dataset, config.memory, None, 0)
+        config = replace(
+            config,
+            options=options,
+            plan=groups.plan,
+            n_groups=groups.number,
+            folds=0,
+            scoring=None,
+            start_from=str(folds.path.resolve()),
+        )
+    on_all_rows = reopen(part.path, config, search.dataset)
+    part.write_config(asdict(config))
+    previous = start_from(folds.path, training, on_all_rows)
+    result = run(part, on_all_rows, session, previous, model_path=directory.model_path)
+    return TuneResult(**asdict(result), **scored, folds=summary)
