@@ -35,9 +35,6 @@ from .storage import Location, Url
 # Whole or not at all: temporary name, sync, replace, sync of the directory
 
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
-
-
 def sync(*paths: Path) -> None:
     """Make the bytes of files, or the names in directories, durable; several at a time share writes of the journal."""
     if len(paths) != 1:
@@ -173,8 +170,9 @@ def put_directory(new: Path, path: Path, *, force: bool) -> None:
 
 def exchange(path: Path, other: Path) -> None:
     """Let two directories change places in one step, which some file systems cannot."""
-    call = ctypes.CDLL(None, use_errno=True).renameat2
-    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+    working_directory = -100  # AT_FDCWD, and 2 is RENAME_EXCHANGE
+    paths = working_directory, os.fsencode(path), working_directory, os.fsencode(other)
+    if ctypes.CDLL(None, use_errno=True).renameat2(*paths, 2) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
 

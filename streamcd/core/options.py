@@ -269,7 +269,9 @@ class Checked:
         """Refuse a value that is not among an option's choices, or too small."""
         kind: Any = type(self)
         for name, one in declared(kind).items():
-            value, choices, least = getattr(self, name), one.option.choices, one.option.least
+            value = getattr(self, name)
+            choices = one.option.choices
+            least = one.option.least
             if choices and value is not None and value not in choices:
                 raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
             if least is not None and value is not None and value < least:

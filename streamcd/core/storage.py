@@ -31,7 +31,8 @@ REQUESTS_AT_A_TIME = 16
 NO_FILE = -1
 """In place of a size."""
 
-_BLOCK_BYTES, _BLOCKS_HELD = 4 << 20, 3
+_BLOCK_BYTES = 4 << 20
+_BLOCKS_HELD = 3
 REMOTE_BYTES = 100_000_000 + 2 * _BLOCKS_HELD * _BLOCK_BYTES
 """Memory of whoever reads URLs: fsspec, s3fs, botocore and aiohttp (39 MB after the first request, on Linux x86-64), and the
 blocks of a file with their copies on the way."""
@@ -278,14 +279,14 @@ def _system_error(error: Exception, name: str) -> OSError:
     status = getattr(error, "status", None) or 0  # aiohttp's
     number = error.errno if isinstance(error, OSError) and error.errno in _LASTING else errno.EIO
     if isinstance(error, FileNotFoundError):
-        number, text = errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object"
+        number = errno.ENOENT
+        text = "no such bucket" if _NO_BUCKET.search(text) else "no such object"
     elif isinstance(error, PermissionError) or status in (401, 403):
-        number, text = errno.EACCES, f"no permission ({text}); check the credentials"
+        number = errno.EACCES
+        text = f"no permission ({text}); check the credentials"
     elif "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
-        number, text = (
-            errno.EACCES,
-            f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-        )
+        number = errno.EACCES
+        text = f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif 400 <= status < 500 and status != 429:
         number = errno.EINVAL
     return OSError(number, text, name)
@@ -337,7 +338,8 @@ class _RemoteFile(io.RawIOBase):
     """A file of fsspec's, with failures as the system's errors; of unknown size where it can only be read to its end."""
 
     def __init__(self, url: Url, size: int | None) -> None:
-        self._url, self._size = url, size
+        self._url = url
+        self._size = size
         self._file = url.open(size)
 
     def readable(self) -> bool:
