@@ -298,9 +298,11 @@ def forms_of(strings: pa.Array) -> np.ndarray:
 
 def odd_value(place: str, value: pa.Scalar, form: int) -> str:
     """Describe a value of a column of text that looks like numbers otherwise, or for its decimal commas."""
-    what, change = "is no number, nearly all of its column are", "make such words missing values"
+    what = "is no number, nearly all of its column are"
+    change = "make such words missing values"
     if form == COMMA:
-        what, change = "looks like a number with a decimal comma", "turn the commas into points"
+        what = "looks like a number with a decimal comma"
+        change = "turn the commas into points"
     return f"{place}: {shortened(str(value), 40)!r} {what}; to have numbers, {change} before ({RECIPES})"
 
 

@@ -35,7 +35,8 @@ class Centre:
 
     def mean_squares(self, piece: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return ``mean_square`` of some features' statistics, as of centred values."""
-        squares, mine = piece["mean_square"].copy(), np.isin(piece["feature"], self.features)
+        squares = piece["mean_square"].copy()
+        mine = np.isin(piece["feature"], self.features)
         squares[mine] = self.squares[np.isin(self.features, piece["feature"])]
         return squares
 
@@ -46,7 +47,8 @@ class Centre:
 
     def leave(self, blocks: Iterable[np.ndarray], bias: float) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of weights for centred values as of those for stored ones; the last is the bias's."""
-        start, products = 0, []
+        start = 0
+        products = []
         for rows in blocks:
             stop = start + rows.shape[0]
             mine = slice(*np.searchsorted(self.features, (start, stop)).tolist())
@@ -97,7 +99,8 @@ def find_centre(
     features, shifts, squares, saved = (np.concatenate(columns) for columns in zip(*found, strict=True))
     target = 0.0
     if targets is not None:
-        least, greatest = np.array([targets["min"]]), np.array([targets["max"]])
+        least = np.array([targets["min"]])
+        greatest = np.array([targets["max"]])
         target = float(_shifts(least, greatest, 0.5 * least + 0.5 * greatest, np.dtype(np.float64))[0])
     if not (features.size or target):
         return None

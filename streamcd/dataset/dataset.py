@@ -126,7 +126,9 @@ class Dataset(ChunkedTable):
     def at(self, path: Location, manifest: dict[str, Any]) -> Self:
         """Return the dataset with its files in another place, as a manifest of the same chunks names them."""
         other = copy.copy(self)
-        other.path, other.manifest, other._footers = path, manifest, {}
+        other.path = path
+        other.manifest = manifest
+        other._footers = {}
         return other
 
     def read_rows(
@@ -327,7 +329,8 @@ class Dataset(ChunkedTable):
     def centre(self) -> Centre | None:
         """Shifts of features and targets in a training whose bias is not penalised; None where there are none."""
         described = self.n_rows, self.n_features
-        figures, norms = self.read_features(STATISTICS), self.mean_square
+        figures = self.read_features(STATISTICS)
+        norms = self.mean_square
         return find_centre(figures, described, self.value_dtype, self.targets, norms)
 
     def read_scaling(self) -> Scaling:

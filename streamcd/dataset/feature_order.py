@@ -46,7 +46,8 @@ class SourceRows:
     """An array in order (features and the bias, vectors), of which rows are got and set by the features of the source."""
 
     def __init__(self, array: np.ndarray, rank: np.ndarray) -> None:
-        self.array, self._rank = array, rank
+        self.array = array
+        self._rank = rank
 
     def __getitem__(self, features: Any) -> np.ndarray:
         rows: np.ndarray = self.array[self._places(features)]

@@ -48,8 +48,11 @@ class TableWriter:
         first_column: str = "",
         ascending: Sequence[str] = (),
     ) -> None:
-        self.path, self.schema, self._compression = path, schema, compression
-        self._first_column, self._ascending = first_column, ascending
+        self.path = path
+        self.schema = schema
+        self._compression = compression
+        self._first_column = first_column
+        self._ascending = ascending
         self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
         self._writer: pq.ParquetWriter | None = None
 
@@ -96,7 +99,8 @@ class TableWriter:
 
     def record(self) -> dict[str, Any]:
         """Close the file for good; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
-        metadata, first = self.close(), self._first_column
+        metadata = self.close()
+        first = self._first_column
         groups = range(metadata.num_row_groups if first else 0)
         return file_record(self.path, [extent_of(metadata, group, first) for group in groups])
 
@@ -104,7 +108,8 @@ class TableWriter:
 def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
     """Make a file durable, and return what the manifest says of it; of extents, ascending, the CRC-32 as ``crcs``."""
     sync(path)  # safety: durability::power_cut[convert]
-    digest, crcs = hashlib.sha256(), []
+    digest = hashlib.sha256()
+    crcs = []
     with open(path, "rb") as file:  # in the page cache still
         for start, n_bytes in extents:
             digest.update(file.read(start - file.tell()))
@@ -186,7 +191,8 @@ class PartFiles:
         first: Mapping[str, str],
         counted: Sequence[str],
     ) -> None:
-        self.names, self._counted = names, counted
+        self.names = names
+        self._counted = counted
         self.tables = {
             table: TableWriter(folder / name, schemas[table], compression, first_column=first[table])
             for table, name in names.items()
@@ -219,14 +225,17 @@ class PartWriter:
         row_dtype: np.dtype,
         compression: str,
     ) -> None:
-        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
+        self._index_dtype = index_dtype
+        self._value_dtype = value_dtype
+        self._row_dtype = row_dtype
         for table in FIRST_OF_ROWS:
             (folder / table).mkdir(parents=True, exist_ok=True)
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
         counted = ROW_CHUNKS.names[1:3]
         self._files = PartFiles(folder, part_names(number), schemas, compression, FIRST_OF_ROWS, counted)
         self._threads = Threads(2)  # one for each file
-        self._sums, self._norms = np.zeros(2, np.uint64), np.array(NO_NORMS)
+        self._sums = np.zeros(2, np.uint64)
+        self._norms = np.array(NO_NORMS)
         self.n_rows = self.n_entries = 0
 
     def write_chunk(
