@@ -77,7 +77,8 @@ class SlotStore:
         row_bytes: int,
         identity: Identity | None = None,
     ) -> None:
-        self.folder, self._shard = folder, chunk_shard
+        self.folder = folder
+        self._shard = chunk_shard
         self.slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
         self._offset = _N_SLOTS * (np.cumsum(self.slot_bytes) - self.slot_bytes)
@@ -140,7 +141,8 @@ class SlotStore:
 
     def _read(self, chunk: int, slot: int, body: Sequence[memoryview]) -> bytes | None:
         """Read a slot into buffers of its size; returns the tag of its run, None if it is not whole."""
-        size, header = int(self.slot_bytes[chunk]), bytearray(_HEADER_BYTES)
+        size = int(self.slot_bytes[chunk])
+        header = bytearray(_HEADER_BYTES)
         buffers = [memoryview(header), *body]
         assert sum(map(len, buffers)) == size
         try:
