@@ -57,7 +57,8 @@ def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float 
         figure, panels = _new_figure(columns=2)
         for axes, across, unit in zip(panels, ("passes", "elapsed"), ("passes", "seconds"), strict=True):
             for number, (name, records) in enumerate(histories.items()):
-                color, label = COLORS[number % len(COLORS)], f"{name}: " if name else ""
+                color = COLORS[number % len(COLORS)]
+                label = f"{name}: " if name else ""
                 estimates = [
                     (record[across], record["relative_gap_estimate"])
                     for record in records
