@@ -146,7 +146,8 @@ class ElasticNet(LinearRegressor):
     warm_start: bool = False
 
     def _problem(self, weight: float) -> dict[str, Any]:
-        l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
+        l1 = self.alpha * self.l1_ratio
+        l2 = self.alpha * (1.0 - self.l1_ratio)
         return {"loss": "squared_error", **penalised(l1, l2, 0.5 / weight)}
 
 
