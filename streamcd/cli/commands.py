@@ -429,7 +429,9 @@ def export(
       streamcd export data data.libsvm --format libsvm
     """
     is_dataset = target_format is None and (location(source) / "manifest.json").exists()
-    form, name, said = "libsvm", source, dict[str, Any]()
+    form = "libsvm"
+    name = source
+    said = dict[str, Any]()
     if is_dataset or target_format == form:
         if checkpoint or (given["C"], given["l1"]) != (None, None):
             raise UsageError(

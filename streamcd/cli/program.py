@@ -149,7 +149,8 @@ class _WarningLines(logging.Handler):
 @contextmanager
 def _as_command() -> Iterator[None]:
     """Name options in messages by their flags, and print the warnings that are logged."""
-    logger, lines = logging.getLogger("streamcd"), _WarningLines(logging.WARNING)
+    logger = logging.getLogger("streamcd")
+    lines = _WarningLines(logging.WARNING)
     logger.addHandler(lines)
     in_command.set()
     try:
