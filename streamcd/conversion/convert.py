@@ -67,7 +67,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
-    dest, listener = local_path(dest, "a dataset to be written"), asked.listener
+    dest = local_path(dest, "a dataset to be written")
+    listener = asked.listener
     from_files = is_files(sources)
     files = expand(sources) if from_files else Files([], {}, {})
     paths = files.paths
@@ -84,7 +85,8 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         workers = 1
     options = replace(asked, workers=workers)
     if like is not None:  # features are numbered as there
-        compact, target = like.indices.kept is not None, like.has_targets
+        compact = like.indices.kept is not None
+        target = like.has_targets
         options = replace(options, compact=asked.compact or compact, target=asked.target or target)
     needs = 0, not from_files or bool(options.label)
     # what reading holds all the time, and whether there are strings, is known of an opened source
@@ -119,13 +121,17 @@ def load_like(path: Location) -> Like:
         raise UsageError(f"--like {path} does not exist")
     if (path / "manifest.json").exists():
         found: Any = open_dataset(path)
-        scaling, encoding, indices = found.read_scaling(), encoding_of(found), indices_of(found)
+        scaling = found.read_scaling()
+        encoding = encoding_of(found)
+        indices = indices_of(found)
     else:
         from ..models.stored import load_model, models_of_path  # needed for this only
 
         # of a path over C, whose models are encoded alike
         found = load_model(next(iter(models_of_path(path).values()), path), deviations=False)
-        scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
+        scaling = found.scaling
+        encoding = found.encoding
+        indices = found.source_indices
     names = tuple(found.class_names or ())
     return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)
 
@@ -137,8 +143,11 @@ def make_plan(
 
     `held_bytes` are those of the source, which may have strings to be numbered.
     """
-    memory, chunk_bytes = int(options.memory), int(options.chunk_size)
-    known, scales_bytes, changes_values = {}, 0, (options.scale, options.normalize) != ("none", "none")
+    memory = int(options.memory)
+    chunk_bytes = int(options.chunk_size)
+    known = {}
+    scales_bytes = 0
+    changes_values = (options.scale, options.normalize) != ("none", "none")
     if like is not None:
         changes_values = like.scaling.changes_values
         scales_bytes = 0 if like.scaling.scales is None else like.scaling.scales.nbytes

@@ -63,7 +63,8 @@ def record_starts(text: np.ndarray, delimiter: str) -> tuple[np.ndarray, np.ndar
     starts = np.concatenate([[0], ends + 1])
     end = int(starts[-1])
     sizes = np.diff(starts, append=text.size)
-    starts, sizes = starts[sizes > 1], sizes[sizes > 1]
+    starts = starts[sizes > 1]
+    sizes = sizes[sizes > 1]
     is_blank = (sizes == 2) & (text[starts] == ord("\r"))
     return starts[~is_blank], newlines, end
 
@@ -124,9 +125,11 @@ class CsvReader(TextReader, TableReader):
     def _first(self) -> Block:
         """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
-        (names, start), text = self._headers[path], self._sample(path)
+        names, start = self._headers[path]
+        text = self._sample(path)
         end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
-        rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
+        rows = np.frombuffer(text[start:end] + b"\n", np.uint8)
+        line = text.count(b"\n", 0, start)
         block = self._read(rows, path, list(names), {}, line)
         if not re.search(rb"0[xX]", text):
             return block
@@ -153,7 +156,8 @@ class CsvReader(TextReader, TableReader):
         return {path: self._header(path) for path in self.paths}
 
     def _header(self, path: str) -> tuple[dict[str, str], int]:
-        text, found = self._sample(path), list[str]()
+        text = self._sample(path)
+        found = list[str]()
         starts = record_starts(np.frombuffer(text + b"\n", np.uint8), self._delimiter)[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
         line = text[first:stop]
@@ -222,7 +226,8 @@ class CsvReader(TextReader, TableReader):
         # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
         buffer = pa.allocate_buffer(text.size)
         np.frombuffer(buffer, np.uint8)[:] = text
-        columns, names = list[Any](), [*self._headers[path][0]]
+        columns = list[Any]()
+        names = [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(
@@ -268,7 +273,8 @@ class CsvReader(TextReader, TableReader):
         }
         zone = re.match(r"expected (?:a|(no)) zone offset in '(.*?)'(?:\.|$)", what)
         value = zone[2] if zone else what.removeprefix("invalid value ").strip("'")
-        expected, remedy = kinds.get(type_, "text in UTF-8"), "correct the line"
+        expected = kinds.get(type_, "text in UTF-8")
+        remedy = "correct the line"
         if zone:
             expected += f" with{'out' * bool(zone[1])} a zone"
         if type_ in kinds:
@@ -285,9 +291,11 @@ class CsvReader(TextReader, TableReader):
 
 def _numbered(header: Sequence[str]) -> dict[str, str]:
     """Number the names that stand twice, from the second on, and name the columns without one by their place."""
-    taken, names = set(header), dict[str, str]()
+    taken = set(header)
+    names = dict[str, str]()
     for place, text in enumerate(header, 1):
-        name, number = text or f"column {place}", 0
+        name = text or f"column {place}"
+        number = 0
         while name in names or (name != text and name in taken):
             number += 1
             name = f"{text}.{number}"

@@ -31,7 +31,9 @@ from .rows import Rows
 MAX_BITS = 12
 SEGMENT_BITS = 8  # of a run in the order of the source
 _SEGMENTS_IN_MEMORY = 32
-_CUT_BITS, _MOST_BITS = 6, 40  # of keys by which a bucket is cut; by 40 bits no two rows share them
+# of keys by which a bucket is cut; by 40 bits no two rows share them
+_CUT_BITS = 6
+_MOST_BITS = 40
 _ROW_BYTES = 72
 """Memory of a row besides its entries: source row, label, weight, offset, key, and its part of the sort."""
 
@@ -101,14 +103,16 @@ class RunWriter:
     """Writer of the rows of task `number`, to one run, or to several if indices become wide or segments too many."""
 
     def __init__(self, form: RunFormat, number: int) -> None:
-        self._form, self._number = form, number
+        self._form = form
+        self._number = number
         self._writer: PartitionWriter | None = None
         self._n_runs = self._n_bytes = 0  # the bytes are those of the run
         self._wide = False
 
     def append(self, rows: Rows, wide: bool) -> None:
         """Append the next rows of the source; `wide` if any index needs 64 bits."""
-        form, n_buckets = self._form, 1 << self._form.bits
+        form = self._form
+        n_buckets = 1 << self._form.bits
         segment = self._n_bytes // max(form.memory_bytes // _SEGMENTS_IN_MEMORY, 1)
         if self._writer and (wide != self._wide or (form.seed is None and segment >= n_buckets)):
             self._writer.close()
@@ -119,7 +123,10 @@ class RunWriter:
             self._writer = PartitionWriter(
                 path, layout, n_buckets, form.memory_bytes, record_bytes=_ROW_BYTES
             )
-            self._n_runs, self._n_bytes, self._wide, segment = self._n_runs + 1, 0, wide, 0
+            self._n_runs += 1
+            self._n_bytes = 0
+            self._wide = wide
+            segment = 0
         fields = [rows.source_row, rows.label, *([] if rows.weight is None else [rows.weight])]
         if form.seed is None:
             bucket = np.full(rows.n_rows, segment, np.uint16)
@@ -155,7 +162,8 @@ class RunReader:
     """Reader of cells. `wide` where any index needs 64 bits; `held` are all rows, where no run was written: one cell."""
 
     def __init__(self, form: RunFormat, wide: bool, held: Rows | None) -> None:
-        self._form, self._layout = form, form.layout(wide)
+        self._form = form
+        self._layout = form.layout(wide)
         self.held: tuple[Cell, Rows, np.ndarray] | None = None  # with their final order
         if held is not None:
             cell = Cell("", 0, held.n_rows, held.index.size)
@@ -171,7 +179,8 @@ class RunReader:
 
     def plan(self, start: int, stop: int, lengths: Path) -> list[Cell]:
         """Cut buckets into cells, and write the entries of their rows in final order."""
-        form, cells = self._form, list[Cell]()
+        form = self._form
+        cells = list[Cell]()
         with open(lengths, "wb") as file:
             if self.held is not None:
                 cell, rows, order = self.held
@@ -192,7 +201,8 @@ class RunReader:
 
     def _cut(self, run: str, bucket: int, bits: int) -> Iterator[Cell]:
         """Cut a bucket of rows that share `bits` bits of their keys by further ones, until its parts fit."""
-        form, most = self._form, self._form.memory_bytes // 4
+        form = self._form
+        most = self._form.memory_bytes // 4
         with self._reader(run) as reader:
             cell = Cell(run, bucket, *reader.size(bucket))
             n_bytes = cell.n_rows * _ROW_BYTES + cell.n_entries * self._layout.item_bytes
@@ -257,7 +267,8 @@ def cut_shards(
     found = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
     cells = [cell for bucket in found for cell in bucket]
     chunk_rows, chunk_entries = cut_chunks(lengths, chunk_bytes, entry_bytes)
-    borders, held = [0], 0
+    borders = [0]
+    held = 0
     for chunk, n_entries in enumerate(chunk_entries.tolist()):
         if held >= shard_bytes:
             borders.append(chunk)
@@ -267,7 +278,8 @@ def cut_shards(
     cell_start = np.cumsum([0, *(cell.n_rows for cell in cells)])
     shards: list[Shard] = []
     for first, stop in pairwise([*borders, chunk_rows.size]):
-        row0, row_end = int(row_start[first]), int(row_start[stop])
+        row0 = int(row_start[first])
+        row_end = int(row_start[stop])
         low = int(np.searchsorted(cell_start, row0, side="right")) - 1
         high = int(np.searchsorted(cell_start, row_end, side="left"))
         numbered = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
@@ -281,12 +293,16 @@ def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> t
 
     A row larger than a chunk is a chunk of its own.
     """
-    n_rows, n_entries, counts = array("q"), array("q"), np.empty(0, np.int64)  # those of an open chunk
+    # those of an open chunk
+    n_rows = array("q")
+    n_entries = array("q")
+    counts = np.empty(0, np.int64)
     for path in lengths:
         with open(path, "rb") as file:
             while (more := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
                 counts = np.concatenate([counts, more])
-                end, start = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES), 0
+                end = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES)
+                start = 0
                 while True:
                     before = int(end[start - 1]) if start else 0
                     stop = max(int(np.searchsorted(end, before + chunk_bytes, side="right")), start + 1)
@@ -325,11 +341,14 @@ def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> tu
     """Write shards and count labels, unless features are only summed up, and leave the sums of features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numbered = None if work.numbering is None else work.numbering.opened()
-    indices, index_dtype, scaling = work.shape.indices(), work.shape.index_dtype, work.scaling
+    indices = work.shape.indices()
+    index_dtype = work.shape.index_dtype
+    scaling = work.scaling
     if work.scales is not None:
         scaling = replace(scaling, scales=np.load(work.scales))
     means = None if work.means is None else np.load(work.means)
-    parts, labels = list[Future[Part]](), LabelCounts(None if work.has_targets else {})
+    parts = list[Future[Part]]()
+    labels = LabelCounts(None if work.has_targets else {})
     # one thread gathers, the other encodes: no processor is idle while the last few shards are written
     with ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode") as thread:
         for shard in shards:
@@ -376,7 +395,8 @@ def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
     """Yield the chunks of a shard, gathered from its cells, of which a thread reads the next one."""
     sizes = zip(shard.chunk_rows.tolist(), shard.chunk_entries.tolist(), strict=True)
-    chunk, filled = None, 0
+    chunk = None
+    filled = 0
     # two in memory: what parsing took is free by now
     loaded = ahead((reader.load(cell) for _, cell in shard.cells), 1)
     for row0, cell in shard.cells:
@@ -385,7 +405,8 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
         rows, order = next(loaded)  # zip would keep the last ones until it has the next
         while start < end:
             if chunk is None:
-                chunk, filled = rows.room(*next(sizes)), 0
+                chunk = rows.room(*next(sizes))
+                filled = 0
             stop = min(start + chunk.n_rows - filled, end)
             rows.gather(order[start:stop], chunk, filled)
             filled += stop - start

@@ -35,7 +35,8 @@ class LibsvmReader(TextReader):
 
     def load_kernels(self) -> None:
         """See `Reader.load_kernels`."""
-        reading, state = self.reading, np.zeros(kernels.N_STATE, np.int64)
+        reading = self.reading
+        state = np.zeros(kernels.N_STATE, np.int64)
         allowed = kernels.Allowed(0, 0, reading.ignore_beyond, reading.needs_label, reading.end_label)
         kernels.parse_lines(
             np.zeros(0, np.uint8), 0, state, _room(0, np.dtype(reading.value_dtype)), allowed, 0.0
@@ -52,8 +53,11 @@ class LibsvmReader(TextReader):
         Refused, by file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
         """
-        counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
-        reading, value_dtype = self.reading, np.dtype(self.reading.value_dtype)
+        counts = Counts()
+        line = first_line
+        rooms = deque[kernels.Room]()
+        reading = self.reading
+        value_dtype = np.dtype(self.reading.value_dtype)
         bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
         allowed = kernels.Allowed(*bounds, reading.needs_label, reading.end_label)
         with closing(ahead(self.texts(pieces))) as blocks:
@@ -63,9 +67,11 @@ class LibsvmReader(TextReader):
                     rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
                 state = np.zeros(kernels.N_STATE, np.int64)
                 state[kernels.LINE] = 0 if block.first else line
-                state[kernels.LAST], state[kernels.KNOWN] = kernels.LINE_START, -1
+                state[kernels.LAST] = kernels.LINE_START
+                state[kernels.KNOWN] = -1
                 state[kernels.MAX_SEEN] = counts.max_index
-                status, known = kernels.FULL, 0.0
+                status = kernels.FULL
+                known = 0.0
                 while status in (kernels.FULL, kernels.FLOAT):
                     status = int(kernels.parse_lines(block.text, block.stop, state, rooms[0], allowed, known))
                     if status == kernels.FLOAT:
@@ -75,7 +81,8 @@ class LibsvmReader(TextReader):
                     if status not in (kernels.END, kernels.FULL):
                         message = _complaint(status, _token(block, state), state, allowed, value_dtype)
                         raise DataError(f"{block.name}:{state[kernels.LINE] + 1}: {message}")
-                    n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
+                    n_rows = int(state[kernels.ROWS])
+                    n_entries = int(state[kernels.ENTRIES])
                     numbers = np.arange(n_rows) + first_row + counts.n_rows
                     largest = int(state[kernels.MAX_SEEN]), f"{block.name}:{state[kernels.MAX_LINE] + 1}"
                     found = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
@@ -94,7 +101,8 @@ class LibsvmReader(TextReader):
 
 def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
     # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
-    n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
+    n_rows = max(n_bytes // 16, 1024)
+    n_entries = n_bytes // 4 + 1
     return kernels.Room(
         np.empty(n_rows),
         np.zeros(n_rows + 1, np.int64),
@@ -110,7 +118,8 @@ def _complaint(
     found = f"found {shortened(token, 41)!r}"
     if token.startswith("qid:"):
         return f"expected qid:number, {found}; correct the line"
-    number, base = token.rpartition(":")[2].lower().lstrip("+-"), allowed.least_index
+    number = token.rpartition(":")[2].lower().lstrip("+-")
+    base = allowed.least_index
     if status in (kernels.BAD_LABEL, kernels.BAD_VALUE) and number in ("nan", "inf", "infinity"):
         what = "label" if status == kernels.BAD_LABEL else "value"
         return f"expected a finite {what}, {found}; correct or remove the line"
@@ -147,7 +156,8 @@ def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
     reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, end_label=np.inf)
-    reader, n_weights = LibsvmReader(paths, reading), 0
+    reader = LibsvmReader(paths, reading)
+    n_weights = 0
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label

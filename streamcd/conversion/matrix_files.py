@@ -89,7 +89,8 @@ class MatrixReader(Reader):
     def _shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of every file."""
         shapes = {path: (_sparse_shape if self.sparse else _dense_shape)(path) for path in self.paths}
-        first, width = self.paths[0], shapes[self.paths[0]][1]
+        first = self.paths[0]
+        width = shapes[self.paths[0]][1]
         for path, (_, found) in shapes.items():
             if found != width and not self.reading.any_width:
                 raise DataError(
@@ -107,12 +108,14 @@ class MatrixReader(Reader):
             name = self.label or next((name for name in _LABELS if name in names), "")
             if name in names:
                 return _Array(path, name)
-            expected, found = "an array of the file", ", ".join(names)
+            expected = "an array of the file"
+            found = ", ".join(names)
         else:
             n_columns = self._shapes[path][1]
             if self._column is not None and -n_columns <= self._column < n_columns:
                 return None
-            expected, found = "the number of a column (-1 is the last)", self.label or "none"
+            expected = "the number of a column (-1 is the last)"
+            found = self.label or "none"
         if self.label or self.reading.needs_label:
             raise UsageError(
                 f"{path}: expected as --label {expected} or a .npy, found {found}; check the name"
@@ -131,25 +134,32 @@ class MatrixReader(Reader):
         return Counted((piece.stop or 0) - piece.start)
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        labels, label = self.labels(piece.path), None
+        labels = self.labels(piece.path)
+        label = None
         rows: Any
         for before, rows in (self._sparse_rows if self.sparse else self._dense_rows)(piece):
             if labels is not None:
                 label = labels.read(before, rows.shape[0])
             elif self._column is not None:
-                label, rows = rows[:, self._column].copy(), np.delete(rows, self._column, axis=1)
+                label = rows[:, self._column].copy()
+                rows = np.delete(rows, self._column, axis=1)
             yield Block(piece.path, before, rows, label=label)
 
     def _sparse_rows(self, piece: Piece) -> Iterator[tuple[int, Csr]]:
         """Read rows, some at a time, each time with the number of the first."""
-        path, start, stop = piece.path, piece.start, piece.stop or 0
+        path = piece.path
+        start = piece.start
+        stop = piece.stop or 0
         indptr, indices, data = (_Array(path, name) for name in ("indptr", "indices", "data"))
         width = max(n_columns for _, n_columns in self._shapes.values())
-        entry_bytes, batch_bytes = indices.dtype.itemsize + data.dtype.itemsize, self.reading.batch_bytes
-        most, most_rows = max(batch_bytes // 4 // (entry_bytes + 16), 1), max(batch_bytes // 64, 1)
+        entry_bytes = indices.dtype.itemsize + data.dtype.itemsize
+        batch_bytes = self.reading.batch_bytes
+        most = max(batch_bytes // 4 // (entry_bytes + 16), 1)
+        most_rows = max(batch_bytes // 64, 1)
         last = indptr.read(start, 1).astype(np.int64)
         for first in range(start, stop, most_rows):
-            n_rows, row = min(most_rows, stop - first), 0
+            n_rows = min(most_rows, stop - first)
+            row = 0
             # an archive is not read backwards
             ends = np.append(last, indptr.read(first + 1, n_rows).astype(np.int64))
             last = ends[-1:]
@@ -159,7 +169,8 @@ class MatrixReader(Reader):
                 )
             while row < n_rows:
                 end = max(int(np.searchsorted(ends, ends[row] + most, side="right")) - 1, row + 1)
-                before, n_entries = int(ends[row]), int(ends[end] - ends[row])
+                before = int(ends[row])
+                n_entries = int(ends[end] - ends[row])
                 if n_entries * entry_bytes > batch_bytes:
                     raise DataError(
                         f"{path}, row {first + row + 1}: expected rows of at most {format_size(batch_bytes)} under this "
@@ -171,7 +182,8 @@ class MatrixReader(Reader):
 
     def _dense_rows(self, piece: Piece) -> Iterator[tuple[int, np.ndarray]]:
         found = _Array(piece.path)
-        n_columns, stop = found.shape[1], piece.stop or 0
+        n_columns = found.shape[1]
+        stop = piece.stop or 0
         step = max(self.reading.batch_bytes // 4 // max(n_columns * found.dtype.itemsize, 1), 1)
         for first in range(piece.start, stop, step):
             n_rows = min(step, stop - first)

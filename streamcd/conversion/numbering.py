@@ -67,7 +67,9 @@ def merge_strings(
             f"{format_size(budget + 2 * workers * (needed - memory_bytes))}"
         )
     texts = joined_arrays([strings.to_arrow() for strings in tasks])
-    place, counts, categories = np.empty(of_column.size, np.int64), [], [arrow_strings([])]
+    place = np.empty(of_column.size, np.int64)
+    counts = []
+    categories = [arrow_strings([])]
     mine = np.flatnonzero(of_column == LABELS)
     if mine.size > MAX_CLASSES * max(len(tasks), 1):
         raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
@@ -100,7 +102,8 @@ def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:
     import pyarrow.compute as pc
 
     order = pc.sort_indices(strings)
-    ordered, is_new = strings.take(order), np.ones(len(strings), np.bool_)
+    ordered = strings.take(order)
+    is_new = np.ones(len(strings), np.bool_)
     if len(strings):
         is_new[1:] = numbers_of(pc.not_equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
     ranks = np.empty(len(strings), np.int64)
@@ -149,18 +152,21 @@ class Numbering:
 
     def opened(self) -> Callable[[Rows], Rows]:
         """Make the function that gives rows features and classes for their codes."""
-        first_rows, starts = np.asarray(self.first_rows), np.load(self.directory / "starts.npy")
+        first_rows = np.asarray(self.first_rows)
+        starts = np.load(self.directory / "starts.npy")
         # a plain array, which stays in its file, cached by the system: elements of a map are maps
         places = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
 
         def numbered(rows: Rows) -> Rows:
-            label, index = rows.label, rows.index
+            label = rows.label
+            index = rows.index
             start = starts[np.searchsorted(first_rows, rows.source_row, side="right") - 1]
             if self.maps_labels:
                 label = places[start + self.n_static + label.astype(np.int64)].astype(np.float64)
             if self.maps_features:
                 codes = index.astype(np.int64)
-                index, is_tail = codes - (TAIL_CODES - self.tail_start), codes >= TAIL_CODES
+                index = codes - (TAIL_CODES - self.tail_start)
+                is_tail = codes >= TAIL_CODES
                 codes += np.repeat(start, np.diff(rows.indptr))
                 index[~is_tail] = places[codes[~is_tail]]
             return replace(rows, label=label, index=index)

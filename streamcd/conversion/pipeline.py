@@ -108,8 +108,11 @@ class Conversion:
 
     def _load_kernels(self) -> None:
         """Call the kernels that all conversions have over nothing."""
-        offsets, number = np.zeros(1, np.int64), np.zeros(0)
-        none, index, value = offsets[:0], np.zeros(0, np.int32), np.zeros(0, self.options.dtype)
+        offsets = np.zeros(1, np.int64)
+        number = np.zeros(0)
+        none = offsets[:0]
+        index = np.zeros(0, np.int32)
+        value = np.zeros(0, self.options.dtype)
         self.source.reader.load_kernels()
         rows = Rows(none, number, None, offsets, index, value)
         rows.gather(none, rows)
@@ -119,7 +122,10 @@ class Conversion:
 
     def run(self) -> None:
         """Parse all rows, number their features, cut them into shards, sum up features to be scaled, and write."""
-        source, options, plan, pool = self.source, self.options, self.plan, self.pool
+        source = self.source
+        options = self.options
+        plan = self.plan
+        pool = self.pool
         load_together(self._load_kernels)
         encoding = source.encoding
         for name in ("runs", "dictionaries", "distinct", "kept", "dataset"):
@@ -135,7 +141,8 @@ class Conversion:
         counts = Counts()
         for one in found:
             counts.add(one.counts)
-        names, table = list[str](), list[dict[str, Any]]()
+        names = list[str]()
+        table = list[dict[str, Any]]()
         if source.has_strings:
             encoding, names, table = self._merge_strings(counts.n_missing)
         for (name, _), odd in counts.odd.items():
@@ -181,9 +188,15 @@ class Conversion:
     # -- reading
 
     def _parse(self, tasks: Sequence[Task]) -> tuple[RunFormat, list[Parsed]]:
-        source, options, plan, work, weights = self.source, self.options, self.plan, self.work, None
+        source = self.source
+        options = self.options
+        plan = self.plan
+        work = self.work
+        weights = None
         if options.weights is not None:
-            name, path, reading = str(options.weights), work / "weights", source.reading
+            name = str(options.weights)
+            path = work / "weights"
+            reading = source.reading
             copying = (expand(name).paths, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
             counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
@@ -233,8 +246,11 @@ class Conversion:
 
     def _merge_strings(self, n_missing: Any) -> tuple[Encoding | None, list[str], list[dict[str, Any]]]:
         """Sort the strings of all tasks: return the encoding with them, names of classes, and the use of each column."""
-        source, encoding, options = self.source, self.source.encoding, self.options
-        directory, grown = self.work / "dictionaries", encoding if source.grows else None
+        source = self.source
+        encoding = self.source.encoding
+        options = self.options
+        directory = self.work / "dictionaries"
+        grown = encoding if source.grows else None
         # no text is read now, and few rows are in memory
         budget = self.plan.map_bytes + self.plan.statistics_bytes, options.memory, options.workers
         merging = (directory, grown, n_missing, source.reading.class_names, *budget)
@@ -251,7 +267,9 @@ class Conversion:
         self, counts: Counts, encoding: Encoding | None, first_rows: Sequence[int]
     ) -> tuple[Numbering | None, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
-        source, numbering, kept = self.source, None, None
+        source = self.source
+        numbering = None
+        kept = None
         base, n_features = self._base_and_width(counts, encoding)
         if source.has_strings:
             grown = encoding if source.grows else None
@@ -275,7 +293,8 @@ class Conversion:
         return numbering, Shape(counts.n_rows, n_features, base, index_dtype, kept)
 
     def _base_and_width(self, counts: Counts, encoding: Encoding | None) -> tuple[int, int]:
-        options, base = self.options, self.source.reading.index_base
+        options = self.options
+        base = self.source.reading.index_base
         if self.like is not None:
             return self.like.indices.base, self.like.n_features
         if encoding is not None and not self.source.of_indices:
@@ -302,8 +321,12 @@ class Conversion:
 
     def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:
         """Return a pass with divisors of the features: known ones, or those of all rows in final order, which fixes bits."""
-        options, plan, shape, scaling = self.options, self.plan, work.shape, work.scaling
-        path, means = self.work / "scales.npy", None
+        options = self.options
+        plan = self.plan
+        shape = work.shape
+        scaling = work.scaling
+        path = self.work / "scales.npy"
+        means = None
         if self.like is not None:
             np.save(path, np.asarray(self.like.scaling.scales))
             return replace(work, scales=path)
@@ -340,7 +363,8 @@ class Conversion:
         labels = LabelCounts(None if self.options.target else {})
         for _, own in found:
             labels.merge(own)
-        joining, n_features = [(work.summing, out)], [work.shape.n_features]
+        joining = [(work.summing, out)]
+        n_features = [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
         return [part for parts, _ in found for part in parts], labels, out
 
@@ -348,7 +372,9 @@ class Conversion:
         self, work: ShardPass, shards: Sequence[Shard], encoding: Encoding | None, manifest: dict[str, Any]
     ) -> int:
         """Write the dataset, whose `manifest` has what was read; returns the number of its entries."""
-        folder, compression, shape = self.work / "dataset", self.options.compression, work.shape
+        folder = self.work / "dataset"
+        compression = self.options.compression
+        shape = work.shape
         form: dict[str, Any] = {
             "index_dtype": shape.index_dtype,
             "value_dtype": self.source.reading.value_dtype,

@@ -94,7 +94,8 @@ class Counts:
     def add(self, later: Counts) -> None:
         """Take in the counts of text that comes later."""
         if later.max_index > self.max_index:
-            self.max_index, self.max_location = later.max_index, later.max_location
+            self.max_index = later.max_index
+            self.max_location = later.max_location
         self.zero_index = self.zero_index or later.zero_index
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))

@@ -31,7 +31,8 @@ LIBSVM = "libsvm text"
 BLOCK_BYTES = 8 << 20
 """Bytes of text that are parsed at a time, at most."""
 
-DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
+DECODER_BYTES = 70 << 20
+LEAST_DECODER_BYTES = 10 << 20
 """Memory of xz -9, and of xz -6."""
 
 MOST_BATCH_ROWS = 1 << 16
@@ -225,7 +226,8 @@ class Source:
                         content=pa.RecordBatch.from_arrays([*columns.values()], [*columns])
                     )
                 yield block._replace(bytes_read=bytes_before + block.bytes_read)
-            bytes_before, first_line = bytes_before + piece.n_bytes, 0
+            bytes_before = bytes_before + piece.n_bytes
+            first_line = 0
 
 
 def numbers_or_text(texts: Iterable[str | None]) -> pa.Array:
@@ -265,14 +267,16 @@ def open_tables(
     columns = {
         key: numbers_or_text(texts[key] for texts in keys.values() if key in texts) for key in all_keys
     }
-    schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
+    schema = reader.schema(reader.paths[0] if reader.paths else "")
+    is_new = reading.encoding is None
     types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
 
     if reading.encoding is None:
         index = index_of(schema)
         encoding, types, unused = choose_encoding(types, index, columns, reader, options, name)
     else:
-        encoding, unused = reading.encoding, {}
+        encoding = reading.encoding
+        unused = {}
         check_columns(encoding, types, reading.needs_label, name)
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
@@ -368,11 +372,14 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
         if all(found.whole for found in counted):
             break
     check_rows(sum(found.n_rows for found in counted), reader.paths)
-    tasks, row, line = list[Task](), 0, 0
+    tasks = list[Task]()
+    row = 0
+    line = 0
     for piece, found in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
         tasks.append(Task(len(tasks), [piece], row, line, found.n_rows))
-        row, line = row + found.n_rows, line + found.n_lines
+        row = row + found.n_rows
+        line = line + found.n_lines
     return tasks
 
 
@@ -407,15 +414,21 @@ class MemoryReader(TableReader):
             if not isinstance(content, pa.RecordBatch):
                 return
             yield Block("", before, content)
-            before, n_bytes, number = before + content.num_rows, n_bytes + content.nbytes, number + 1
+            before = before + content.num_rows
+            n_bytes = n_bytes + content.nbytes
+            number = number + 1
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         from .table_columns import index_of
 
-        expected, columns, before = "", set[str](), 0
+        expected = ""
+        columns = set[str]()
+        before = 0
         first = (self.first.pop(0) for _ in range(len(self.first)))
         for number, (content, label, weight) in enumerate(chain(first, self.others), 1):
-            found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
+            found = "a frame"
+            remedy = ""
+            place = f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
                 found = "" if isinstance(content, np.ndarray) else "sparse rows of "
                 found += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
@@ -450,7 +463,8 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches, reading), first
+    reader = MemoryReader([first], batches, reading)
+    X, y, weight = first
     if isinstance(X, pa.RecordBatch):
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)

@@ -27,7 +27,8 @@ from ..dataset.arrow_columns import (
 from ..models.encoding import Column, Encoding
 from .options import TableOptions
 
-_LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
+_LEAST_STRINGS = 1000
+_MOST_DIFFERENT = 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
 not."""
 
@@ -100,7 +101,8 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--features": tuple(column for column in options.features if _pair(column, types) is None),
     }
     beside = [*filter(None, roles.values()), *options.drop]
-    uses, chosen = Counter([*beside, *options.features]), options.features or types
+    uses = Counter([*beside, *options.features])
+    chosen = options.features or types
     kept = [column for column in (options.id, options.fold) if column]
 
     def refuse_first(columns: Iterable[str], expected: str) -> None:
@@ -224,7 +226,8 @@ def _column(
         known = given.drop_null() if has_origin else given[:0]
         origin = int(seconds_of(known[:1], 0)[0] // 1) if len(known) else 0
         return Column(feature, "number", form="seconds", origin=origin)
-    n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
+    n_given = len(given) - given.null_count
+    n_distinct = len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
     if differ and feature not in options.features:

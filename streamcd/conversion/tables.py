@@ -67,7 +67,8 @@ class FileReader(TableReader):
         # as many columns at a time as have pages that fit in the memory, before it is known whether all do
         n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
         for k in range(0, len(names), n):
-            group, first = names[k : k + n], dict[str, Block]()
+            group = names[k : k + n]
+            first = dict[str, Block]()
             for path in self.paths:
                 types = column_types(self.schema(path), path)
                 typed = [
@@ -174,11 +175,13 @@ class ParquetReader(FileReader):
         return self._files[path].schema
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        path, own = piece.path, self._files[piece.path]
+        path = piece.path
+        own = self._files[piece.path]
         present = column_types(own.schema, path)
         before = int(own.n_rows[: piece.start].sum())
         metadata = self._metadata(path)
-        groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
+        groups = range(own.n_rows.size)[piece.start : piece.stop]
+        leaves = _leaves(metadata, types)
         names = [name for name in types if name in present]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         strings = {name for name, kind in types.items() if present.get(name) == kind == "string"}
@@ -194,9 +197,11 @@ class ParquetReader(FileReader):
             parquet_file(location(path), read_dictionary=sorted(strings - plain), **options) as file,
         ):
             for number in groups:
-                chunks, row_bytes = _chunks(metadata, number, leaves), 16.0
+                chunks = _chunks(metadata, number, leaves)
+                row_bytes = 16.0
                 for chunk in chunks:
-                    stored, size = chunk.total_compressed_size, chunk.total_uncompressed_size
+                    stored = chunk.total_compressed_size
+                    size = chunk.total_uncompressed_size
                     # runs and dictionaries may take next to none in the file
                     decoded = max(size, _CELL_BYTES * chunk.num_values)
                     row_bytes += 2 * decoded / max(int(own.n_rows[number]), 1)

@@ -71,7 +71,8 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     clear_interrupted(layout)
     if has_columns(dataset) and not asked.force:
         raise UsageError(f"{layout} exists; replace it with --force")
-    workers, listener = asked.workers, asked.listener
+    workers = asked.workers
+    listener = asked.listener
     plan = _make_plan(dataset, asked, workers)
     with dataset_workplace(layout, force=asked.force) as work, Pool(workers, listener, __name__) as pool:
         _transpose(dataset, plan, work, pool)
@@ -137,7 +138,8 @@ class Bucket(NamedTuple):
 def _count(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Read the features in a range that occur, ascending, and their numbers of entries, piece by piece."""
     for piece in dataset.read_features(("feature", "n_entries"), start=start):
-        feature, count = piece["feature"], piece["n_entries"]
+        feature = piece["feature"]
+        count = piece["n_entries"]
         if feature[0] >= stop:
             return
         chosen = (feature >= start) & (feature < stop) & (count > 0)
@@ -160,7 +162,8 @@ def _cut(dataset: Dataset, limit: int, borders: Sequence[int] = ()) -> list[Buck
                 n = int(np.searchsorted(ends, limit - held, side="right"))
                 if not n:
                     found.append([int(feature[start]), 0, 0])
-                    held, n = 0, max(int(np.searchsorted(ends, limit, side="right")), 1)
+                    held = 0
+                    n = max(int(np.searchsorted(ends, limit, side="right")), 1)
                 held += int(ends[n - 1])
                 found[-1][1] += n
                 found[-1][2] += int(count[start : start + n].sum())
@@ -243,7 +246,9 @@ def _scatter(work: Work, number: int, tell: Tell | None) -> list[Part]:
 
 def _sort(work: Work, number: int, tell: Tell | None) -> list[Part]:
     """Sort the buckets of a job and write its shards."""
-    plan, (shard, stop), done = work.plan, work.jobs[number], 0
+    plan = work.plan
+    shard, stop = work.jobs[number]
+    done = 0
     starts = [one.start for one in work.shards[shard:stop]]
     end = work.shards[stop - 1].stop
     with work.opened() as dataset, PartitionReader(work.runs, work.layout) as reader:
@@ -275,7 +280,8 @@ def _sorted(
     """Return rows and values of the entries of features, in their order."""
     ends = np.cumsum(count)
     following = ends - count
-    first, width = int(feature[0]), int(feature[-1] - feature[0]) + 1
+    first = int(feature[0])
+    width = int(feature[-1] - feature[0]) + 1
     table = np.empty(0, dtype=np.int32)
     if width <= 4 * feature.size + 1024:
         table = np.full(width, -1, dtype=np.int32)
