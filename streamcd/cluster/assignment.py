@@ -36,14 +36,18 @@ class Assignment:
     """
 
     def __init__(self, entries: np.ndarray, seed: int, *, exchanges: bool = True) -> None:
-        self._entries, self._seed, self.exchanges = entries, seed, exchanges
-        self._round, self._owned = 0, list[list[int]]()
+        self._entries = entries
+        self._seed = seed
+        self.exchanges = exchanges
+        self._round = 0
+        self._owned = list[list[int]]()
 
     def shares(self, number: int, n_parts: int) -> list[list[int]]:
         """Return the ascending shards of every part, of which some may have none; rounds count from 0."""
         number = number if self.exchanges else 0
         if len(self._owned) != n_parts or number < self._round:
-            self._round, self._owned = 0, self._deal_all(n_parts)
+            self._owned = self._deal_all(n_parts)
+            self._round = 0
         while self._round < number:
             self._round += 1
             self._exchange()
@@ -78,7 +82,8 @@ class Assignment:
         """
         order = shards.copy()
         shuffle(order, random_key(self._seed, _KEY, self._round))
-        size, largest = np.maximum(self._entries, 1), max(int(self._entries.max()), 1)
+        size = np.maximum(self._entries, 1)
+        largest = max(int(self._entries.max()), 1)
         order = order[np.argsort(np.rint(np.log2(largest / size[order])), kind="stable")]
         load = [int(size[mine].sum()) for mine in owned]
         for shard in order.tolist():

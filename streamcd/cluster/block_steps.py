@@ -68,7 +68,8 @@ def quadratic_step(
     `product` and `squared` are ``w·Δw`` and ``‖Δw‖²`` per lane, `sums` those of `kernels.rounds.add_direction`. A direction
     that does not descend is an error.
     """
-    slope, curvature = product + sums[:, LINEAR], squared + sums[:, QUADRATIC]
+    slope = product + sums[:, LINEAR]
+    curvature = squared + sums[:, QUADRATIC]
     eta = np.ones(slope.size)
     for lane in np.flatnonzero((slope != 0.0) | (curvature != 0.0)).tolist():
         if _descends(product[lane], sums[lane], lane):
@@ -95,13 +96,15 @@ def newton_step(
     """
     start = product + sums[:, LINEAR]
     moving = np.isfinite(sums[:, LONGEST])
-    low, high = np.zeros(start.size), np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
+    low = np.zeros(start.size)
+    high = np.where(moving, sums[:, LONGEST] * (1.0 - 1e-9), 1.0)
     eta = np.minimum(1.0, 0.5 * (low + high))
     eta[~moving] = 1.0
     solved = ~moving
     for lane in np.flatnonzero(moving).tolist():
         if not _descends(product[lane], sums[lane], lane):
-            eta[lane], solved[lane] = 1.0 / n_partitions, True
+            eta[lane] = 1.0 / n_partitions
+            solved[lane] = True
     for count in range(1, _MAX_EVALUATIONS + 1):
         found = evaluate(eta)
         slope = product + eta * squared + found[:, SLOPE]

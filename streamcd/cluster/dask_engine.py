@@ -68,8 +68,13 @@ class DaskEngine:
     ) -> None:
         if getattr(client, "asynchronous", False):
             raise UsageError("expected a client that waits for its results, found an asynchronous one")
-        self.client, self.spec, self.listener = client, spec, listener
-        self.n_shards, self.home, self.timeout, self.run = dataset.n_shards, home, timeout, run
+        self.client = client
+        self.spec = spec
+        self.listener = listener
+        self.n_shards = dataset.n_shards
+        self.home = home
+        self.timeout = timeout
+        self.run = run
         self._assignment = make_assignment(dataset, spec.seed, exchanges=not makes_sums(spec))
         self.topic = f"streamcd-{os.urandom(8).hex()}"
         self._reports = reports = deque[tuple[float, dict[str, Any]]]()
@@ -82,7 +87,8 @@ class DaskEngine:
     def round(self, request: RoundRequest, w: np.ndarray, progress: Callable[[int], None]) -> Response:
         """Have every worker work on its shards; raises `WorkersLost` when a response is lost."""
         self._assign(request, progress)
-        held, self._held = self._held, {}
+        held = self._held
+        self._held = {}
         with self._losses():
             self._lend(request, held)
             (copy,) = self._within(
@@ -209,7 +215,8 @@ class DaskEngine:
 
     def _assign(self, request: RoundRequest, progress: Callable[[int], None]) -> None:
         """Assign shards to the workers that take part in the next round; waits for a worker where there is none."""
-        begun, before = time.monotonic(), list(self._shards)
+        begun = time.monotonic()
+        before = list(self._shards)
         while True:
             progress(0)
             admitted, pending = self._admitted()

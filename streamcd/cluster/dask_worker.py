@@ -32,7 +32,8 @@ class Seat:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.spec, self._lock = spec, threading.Lock()
+        self.spec = spec
+        self._lock = threading.Lock()
         self._part: SumPartition | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,10 +76,8 @@ def open_seat(version: str, spec: bytes) -> Seat:
 
     budget = given.memory + WORKER_BYTES
     memory = getattr(get_worker(), "memory_manager", None)
-    limit, share = (
-        getattr(memory, "memory_limit", None),
-        getattr(memory, "memory_spill_fraction", None) or 1.0,
-    )
+    limit = getattr(memory, "memory_limit", None)
+    share = getattr(memory, "memory_spill_fraction", None) or 1.0
     if limit and budget > limit * share:
         raise UsageError(
             f"dask limits it to {format_size(limit)} and empties it at {100 * share:.0f} % of that, --memory is "
@@ -107,7 +106,8 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
 
     worker = get_worker()
     key = worker.get_current_task()
-    waiting, last = 0, time.monotonic()
+    waiting = 0
+    last = time.monotonic()
     worker.log_event(topic, {"worker": worker.address, "token": token, "entries": 0})
 
     def report(n_entries: int) -> None:
@@ -118,7 +118,8 @@ def _reporter(topic: str, token: str) -> Callable[[int], None]:
         waiting += n_entries
         if time.monotonic() - last >= _REPORT_SECONDS:
             worker.log_event(topic, {"worker": worker.address, "token": token, "entries": waiting})
-            waiting, last = 0, time.monotonic()
+            waiting = 0
+            last = time.monotonic()
 
     return report
 

@@ -54,18 +54,22 @@ class RoundLoop(TrainingLoop):
         self, directory: Run, task: Task, session: Session, spec: WorkerSpec, worker_timeout: float
     ) -> None:
         super().__init__(directory, task, session)
-        self.client, self.spec, self.worker_timeout = session.client, spec, worker_timeout
+        self.client = session.client
+        self.spec = spec
+        self.worker_timeout = worker_timeout
         n_lanes = task.problem.n_lanes
         self.state.lanes["sigma_prime"] = np.ones(n_lanes)
         # numbers of the round and of the assignment of shards, the same for all lanes
         self.state.lanes |= {name: np.zeros(n_lanes, dtype=np.int64) for name in ("round", "assigned")}
         self.solver: Any = task.solver  # a `RowSolver`, or `NewtonSolver`
         self.engine: Any = None  # a `DaskEngine`, or a simulation of one
-        self.bytes_read, self.committed = 0, _new_name()
+        self.bytes_read = 0
+        self.committed = _new_name()
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task, layout = self.task, self.task.solver.layout
+        task = self.task
+        layout = self.task.solver.layout
         assert isinstance(layout, RowLayout)
         home = HomeRows(self.slots, task.dataset, layout)
         if make := getattr(self.client, "make_engine", None):  # of a client that is not dask's
@@ -89,7 +93,8 @@ class RoundLoop(TrainingLoop):
 
     def _round(self) -> None:
         """Carry out one round, up to its commit; start it again where workers are lost on the way."""
-        started, attempts = time.monotonic(), 0
+        started = time.monotonic()
+        attempts = 0
         self._prepare()
         while True:
             attempts += 1
@@ -220,13 +225,19 @@ class DualRounds(RoundLoop):
 
         Also returns the change of the rows' terms of the dual, and the number of times that workers were asked for slopes.
         """
-        state, problem, n_lanes = self.state, self.task.problem, self.task.problem.n_lanes
-        trained, n_workers = request.phase(TRAIN), len(result.seconds)
+        state = self.state
+        problem = self.task.problem
+        n_lanes = self.task.problem.n_lanes
+        trained = request.phase(TRAIN)
+        n_workers = len(result.seconds)
         if not trained.size:
             return np.ones(n_lanes), np.zeros(n_lanes), 0
-        product, squared, size = np.zeros(n_lanes), np.zeros(n_lanes), np.zeros(n_lanes)
+        product = np.zeros(n_lanes)
+        squared = np.zeros(n_lanes)
+        size = np.zeros(n_lanes)
         columns = lane_columns(trained, n_lanes, state.w.shape[1])
-        w, change = state.w[:, columns], result.sums["change"][:, columns]
+        w = state.w[:, columns]
+        change = result.sums["change"][:, columns]
         product[trained] = lane_products(w, change, trained.size)
         squared[trained] = lane_products(change, change, trained.size)
         size[trained] = lane_products(w, w, trained.size)
@@ -237,7 +248,8 @@ class DualRounds(RoundLoop):
         following = next_sigma_prime(squared, sums[:, APART], n_workers, exceeded)
         # Δw is a difference of two w, each of them rounded
         mu = 1.0 + state.lanes.get("kappa", np.zeros(n_lanes))
-        product, squared = mu * product, mu * squared
+        product = mu * product
+        squared = mu * squared
         sums[:, MAGNITUDE] += mu * size
         n_evaluations = 0
         if LOSSES[problem.loss].probabilities:  # terms `a log a`
@@ -253,9 +265,12 @@ class DualRounds(RoundLoop):
     def _take(
         self, request: RoundRequest, result: Response, step: tuple[np.ndarray, np.ndarray, int]
     ) -> dict[str, Any]:
-        state, (eta, dual_change, n_evaluations), sums = self.state, step, result.sums
+        state = self.state
+        eta, dual_change, n_evaluations = step
+        sums = result.sums
         trained = request.phase(TRAIN)
-        n_lanes, n_vectors = self.task.problem.n_lanes, state.w.shape[1]
+        n_lanes = self.task.problem.n_lanes
+        n_vectors = state.w.shape[1]
         columns = lane_columns(self.solver.summing(state), n_lanes, n_vectors)
         self.solver.v(state)[:, columns] = sums["change"][:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)

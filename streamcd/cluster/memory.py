@@ -65,7 +65,8 @@ def plan_worker(
 ) -> tuple[Plan, int]:
     """Return the plan of a worker that has all shards, and its bytes: the budget, or a part of it for each local worker."""
     weights = model_bytes(problem, memory)
-    each, refusal = budget, None
+    each = budget
+    refusal = None
     if local_workers:
         each = worker_memory(budget, local_workers, weights)
         refusal = (

@@ -65,7 +65,8 @@ class SumPartition:
 
     def __init__(self, spec: WorkerSpec, folder: Path, **options: Any) -> None:
         self.dataset = dataset = open_same(spec)
-        self.spec, self.folder = spec, folder
+        self.spec = spec
+        self.folder = folder
         self._problem = _writable(spec.problem)
         self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
         self._layout = paired_layout(self._solver.layout)
@@ -111,7 +112,8 @@ class SumPartition:
         stream = self.assign(shards)
         before = self._bytes_read(stream)
         sums = self._work(stream, request, w, report or (lambda n_entries: None))
-        seconds, n_bytes = time.monotonic() - started, self._bytes_read(stream) - before
+        seconds = time.monotonic() - started
+        n_bytes = self._bytes_read(stream) - before
         return Response(sums, {worker: seconds}, n_bytes)
 
     def _bytes_read(self, stream: Stream) -> int:
@@ -121,7 +123,8 @@ class SumPartition:
         self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
     ) -> dict[str, np.ndarray]:
         """Sum up this worker's rows at `w`, `NewtonSolver.to_send`."""
-        state, solver = self._solver.new_state(), self._solver
+        state = self._solver.new_state()
+        solver = self._solver
         state.lanes = {name: np.array(array) for name, array in request.lanes.items()}
         solver.begin_part(state, w)
         for window in stream.windows(request.read):
@@ -199,7 +202,8 @@ class Partition(SumPartition):
     def slopes(self, request: RoundRequest, eta: np.ndarray) -> np.ndarray:
         """Sum the terms of `kernels.rounds.add_slopes` over the rows at a step, after `run`."""
         self._require(request.token, self._own.tolist())
-        total, width = np.zeros((self._n_lanes, 3)), self._width
+        total = np.zeros((self._n_lanes, 3))
+        width = self._width
         for chunk in self._own.tolist():
             arena, start, stop = self._find(chunk)
             pair = arena.alpha[start:stop]
@@ -213,17 +217,20 @@ class Partition(SumPartition):
         return [self._step(eta, chunk) for chunk in chunks]
 
     def _step(self, eta: np.ndarray, chunk: int) -> ChunkRows:
-        (arena, start, stop), width = self._find(chunk), self._width
+        arena, start, stop = self._find(chunk)
+        width = self._width
         if not self._in_arena[chunk]:
             label, arena.weight[:stop] = self.dataset.read_rows(chunk, ("label", "weight"))
             arena.code[:stop] = class_codes(self.dataset, chunk, label)
             if self._problem.has_targets:
                 arena.target[:stop] = label
-        pair, active = arena.alpha[start:stop], arena.active[start:stop]
+        pair = arena.alpha[start:stop]
+        active = arena.active[start:stop]
         move = Step(pair[:, width:], pair[:, :width], eta)
         alpha = np.empty((stop - start, width))
         kernels.apply_step(*self._rows_of(arena, start, stop), move, active, alpha)
-        pair[:, :width], pair[:, width:] = alpha, alpha
+        pair[:, :width] = alpha
+        pair[:, width:] = alpha
         self._rows.save(chunk, [pair, active])
         return ChunkRows(chunk, alpha, np.array(active))
 
@@ -242,9 +249,11 @@ class Partition(SumPartition):
         return self._spare, 0, n_rows
 
     def _load(self, window: Window, local: _LocalRound, *, first_pass: bool) -> None:
-        arena, width = window.arena, self._width
+        arena = window.arena
+        width = self._width
         for chunk, start, stop in window.chunk_ranges():
-            pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            pair = arena.alpha[start:stop]
+            active = arena.active[start:stop]
             if not self._in_arena[chunk] and not self._rows.load(chunk, [pair, active]):
                 self._solver.new_rows(arena, start, stop)
                 pair[:, width:] = pair[:, :width]
@@ -253,12 +262,16 @@ class Partition(SumPartition):
                 if local.request.phase(TRAIN).size:
                     self._solver.restore_rows(local.state, arena, start, stop)
             if self._is_resident:
-                self._arena, self._in_arena[chunk] = arena, True
+                self._arena = arena
+                self._in_arena[chunk] = True
 
     def _save(self, window: Window, local: _LocalRound, *, last_pass: bool) -> None:
-        arena, problem, width = window.arena, self._problem, self._width
+        arena = window.arena
+        problem = self._problem
+        width = self._width
         for chunk, start, stop in window.chunk_ranges():
-            pair, active = arena.alpha[start:stop], arena.active[start:stop]
+            pair = arena.alpha[start:stop]
+            active = arena.active[start:stop]
             if last_pass:
                 pair[:, :width] /= alpha_columns(problem, local.sigma_prime)
                 change = np.empty(width // self._n_lanes)
@@ -276,7 +289,8 @@ class Partition(SumPartition):
 
     def _rows_of(self, arena: RowArena, start: int, stop: int) -> tuple[Any, ...]:
         """Return what kernels take of rows: the loss, labels, classes and costs."""
-        code, problem = arena.code[start:stop], self._problem
+        code = arena.code[start:stop]
+        problem = self._problem
         cost = problem.row_costs(code, arena.weight[start:stop], arena.fold[start:stop])
         return problem.row_loss, problem.row_labels(code, arena.target[start:stop]), code, cost
 
@@ -286,7 +300,8 @@ class Partition(SumPartition):
         self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
     ) -> dict[str, np.ndarray]:
         """Make the local passes of a round from the common `w`."""
-        own, training = self._own.tolist(), request.phase(TRAIN).size > 0
+        own = self._own.tolist()
+        training = request.phase(TRAIN).size > 0
         self._require(request.committed, own)
         for chunk in own if training else ():
             self._round_of[chunk] = ""
@@ -311,7 +326,8 @@ class Partition(SumPartition):
 
     def _begin(self, request: RoundRequest, w: np.ndarray) -> _LocalRound:
         """Copy w, and set the costs of the local models: those of the problem times powers of two."""
-        n_lanes, sigma_prime = self._n_lanes, request.sigma_prime()
+        n_lanes = self._n_lanes
+        sigma_prime = request.sigma_prime()
         self._scaled_problem.cost[:] = self._problem.cost * sigma_prime
         lanes = _local_lanes(request.lanes)
         sums = self._solver.new_sums() if request.phase(START, CERTIFY).size else {}
@@ -321,7 +337,8 @@ class Partition(SumPartition):
         summed = self._solver.summing(state)
         if summed.size:
             self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
-        totals, change = new_totals(n_lanes), np.zeros(n_lanes)
+        totals = new_totals(n_lanes)
+        change = np.zeros(n_lanes)
         return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes), summed)
 
     def _conclude_pass(self, local: _LocalRound, number: int, last: bool) -> None:
@@ -339,7 +356,8 @@ class Partition(SumPartition):
 
     def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
         """Return the change of w, and complete the sums."""
-        n_vectors, trained = w.shape[1], local.request.phase(TRAIN)
+        n_vectors = w.shape[1]
+        trained = local.request.phase(TRAIN)
         local.totals[trained, Total.DUAL] = local.dual_change[trained]
         summed = lane_columns(local.summed, self._n_lanes, n_vectors)
         v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
@@ -357,7 +375,9 @@ def _local_lanes(lanes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     take a tenth more rounds and twice as many certificates.
     """
     local = {name: np.array(array) for name, array in lanes.items()}
-    local["high"][:], local["low"][:], local["restore"][:] = np.inf, -np.inf, True
+    local["high"][:] = np.inf
+    local["low"][:] = -np.inf
+    local["restore"][:] = True
     if "moves" in local:  # so that every pass counts all of the rows' alpha
         local["moves"][:] = 0
     return local

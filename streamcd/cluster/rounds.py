@@ -99,18 +99,22 @@ class HomeRows:
     """Dual variables of all chunks as the run has them, between the rounds."""
 
     def __init__(self, slots: SlotStore, dataset: Dataset, layout: RowLayout) -> None:
-        self._slots, self._dataset, self._layout = slots, dataset, layout
+        self._slots = slots
+        self._dataset = dataset
+        self._layout = layout
 
     def batches(self, shards: Sequence[int]) -> Iterator[list[int]]:
         """Divide the chunks of shards into messages; none where rows have no state."""
         if not self._layout.state_bytes:
             return
-        batch, n_bytes = list[int](), 0
+        batch = list[int]()
+        n_bytes = 0
         for chunk in np.flatnonzero(np.isin(self._dataset.chunk_part, shards)).tolist():
             size = self._n_rows(chunk) * self._layout.state_bytes
             if batch and n_bytes + size > _BATCH_BYTES:
                 yield batch
-                batch, n_bytes = [], 0
+                batch = []
+                n_bytes = 0
             batch.append(chunk)
             n_bytes += size
         if batch:
