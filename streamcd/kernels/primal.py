@@ -106,7 +106,9 @@ def row_at(j, lane, z, scores, costs):
 @inlined
 def _fetch_ahead(order, p, columns, score, n_lanes):
     """Prefetch the first entries of a column further on, and the scores that a nearer one points to."""
-    indptr, row, value = columns.indptr, columns.row, columns.value
+    indptr = columns.indptr
+    row = columns.row
+    value = columns.value
     c = order[min(p + 2 * _COLUMNS_AHEAD, order.size - 1)]
     if c >= 0:
         for k in range(indptr[c], min(indptr[c] + _FETCH_AT_MOST, indptr[c + 1]), 16):
@@ -141,7 +143,8 @@ def _score_at(j, lane, costs):
 @inlined
 def _add_slopes(span, dense, lane, data, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     slope, curve, bound = sums
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
@@ -158,7 +161,8 @@ def _add_slopes(span, dense, lane, data, sums):
 @inlined
 def _add_slope_at_zero(span, dense, lane, data, slope):
     """Add a column's terms to the derivative of the loss at w = 0."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
@@ -170,7 +174,8 @@ def _add_slope_at_zero(span, dense, lane, data, slope):
 @inlined
 def _add_loss_change(span, dense, lane, data, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
@@ -192,7 +197,8 @@ def _newton(sums, own, ridge, loss):
     """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
     most = most_curvature(loss, five_numbers(loss, 1.0, 1.0))
     gradient = penalty_slope(own, ridge) + sums[0]
-    curve, bound = sums[1] + ridge, most * sums[2] + ridge
+    curve = sums[1] + ridge
+    bound = most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
         return gradient, 0.0, 0.0
     return gradient, -gradient / curve, 2.0 * (1.0 - _SIGMA) * curve / bound
@@ -223,7 +229,8 @@ def _solve(span, dense, weight, lane, data, begins, totals):
         change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
         if change <= _SIGMA * gradient * step:
             break
-        share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
+        step = 0.5 * step if share > _LEAST_SHARE else 0.0
+        share = 0.5 * share
     if step != 0.0:
         _move(span, dense, lane, data, data.scores.score, step)
     return step
@@ -334,7 +341,9 @@ def add_row_terms(scores, costs, lanes, sums):
         for lane in lanes:
             at = _score_at(j, lane, costs)
             signed, sign, t = row_at(j, lane, scores.fresh[at], scores, costs)
-            alpha, c, scores.score[at] = sign * scores.score[at], abs(signed), scores.fresh[at]
+            alpha = sign * scores.score[at]
+            c = abs(signed)
+            scores.score[at] = scores.fresh[at]
             if c == 0.0:
                 continue
             if costs.loss.kind == LOG_LOSS:
@@ -358,7 +367,9 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     numbers = unit_numbers(scores, costs)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
-            total, slope, curve = sums[lane, 0], sums[lane, 1], sums[lane, 2]
+            total = sums[lane, 0]
+            slope = sums[lane, 1]
+            curve = sums[lane, 2]
             for j in range(start, min(start + _BLOCK, n_rows)):
                 at = _score_at(j, lane, costs)
                 c, _, t = row_at(j, lane, scores.score[at], scores, costs)
@@ -368,7 +379,9 @@ def add_line_terms(scores, previous, costs, lanes, sums):
                     alpha, curvature = alpha_and_curvature(costs.loss, t, numbers, 0.0)
                     slope -= c * alpha * moved
                     curve += abs(c) * curvature * moved * moved
-            sums[lane, 0], sums[lane, 1], sums[lane, 2] = total, slope, curve
+            sums[lane, 0] = total
+            sums[lane, 1] = slope
+            sums[lane, 2] = curve
 
 
 # ---------------------------------------------------------------------------------------------------------------------

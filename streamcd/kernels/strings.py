@@ -9,7 +9,8 @@ import numpy as np
 from .compile import kernel
 from .primitives import mix
 
-MISSING, UNKNOWN = -1, -2
+MISSING = -1
+UNKNOWN = -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
 
 TAIL_CODES = 1 << 40
@@ -52,7 +53,8 @@ def number_strings(column, strings, add, table, n, out):
     slots, hashes, columns, ends, arena = table
     mask = np.uint64(slots.size - 1)
     for i in range(out.size):
-        first, length = offsets[i], offsets[i + 1] - offsets[i]
+        first = offsets[i]
+        length = offsets[i + 1] - offsets[i]
         found = np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15)
         for k in range(length):
             found = (found ^ np.uint64(data[first + k])) * np.uint64(0x100000001B3)
@@ -74,7 +76,10 @@ def number_strings(column, strings, add, table, n, out):
             number = np.int64(slots[slot])
         if number < 0 and add:
             number = n
-            hashes[n], columns[n], ends[n + 1], slots[slot] = found, column, ends[n] + length, n
+            ends[n + 1] = ends[n] + length
+            hashes[n] = found
+            columns[n] = column
+            slots[slot] = n
             for k in range(length):
                 arena[ends[n] + k] = data[first + k]
             n += 1
@@ -107,8 +112,10 @@ def murmur_strings(strings, out):
     data, offsets = strings
     low = np.uint64(0xFFFFFFFF)
     for i in range(out.size):
-        first, length = offsets[i], offsets[i + 1] - offsets[i]
-        found, word = np.uint64(0), np.uint64(0)
+        first = offsets[i]
+        length = offsets[i + 1] - offsets[i]
+        found = np.uint64(0)
+        word = np.uint64(0)
         for k in range(length):
             word |= np.uint64(data[first + k]) << np.uint64(8 * (k & 3))
             if k & 3 == 3 or k == length - 1:
