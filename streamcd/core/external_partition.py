@@ -82,8 +82,8 @@ class Records(NamedTuple):
 
     def take(self, order: np.ndarray, ends: np.ndarray | None = None) -> Records:
         """Copy the records numbered `order`, in that order; `ends` are those of their items, if they are known."""
-        places = order.astype(np.intp, copy=False)  # once for all fields
-        fields = [np.take(field, places, axis=0, mode="clip") for field in self.fields]
+        rows = order.astype(np.intp, copy=False)  # once for all fields
+        fields = [np.take(field, rows, axis=0, mode="clip") for field in self.fields]
         if self.indptr is None:
             return Records(fields)
         if ends is None:
@@ -212,14 +212,14 @@ class PartitionWriter:
             np.cumsum(np.diff(records.indptr)[order], out=ends[1:])
         self._starts.append(np.stack([self._record_starts, ends[self._record_starts]]))
         self._spills.append((self._end, records.size, int(ends[-1])))
-        *places, self._end = self._layout.places(*self._spills[-1])
+        *offsets, self._end = self._layout.places(*self._spills[-1])
         with file_named(self._path):
             for start, stop in _blocks(self._layout, ends, _BLOCK_BYTES):
                 taken = records.take(order[start:stop], ends[start : stop + 1])
                 lengths = [] if taken.indptr is None else [np.diff(taken.indptr)]
                 for number, column in enumerate((*taken.fields, *lengths, *taken.items)):
-                    self._file.seek(places[number])
-                    places[number] += self._file.write(_bytes(column))
+                    self._file.seek(offsets[number])
+                    offsets[number] += self._file.write(_bytes(column))
 
     def close(self) -> None:
         """Write the remaining records, then the index."""
@@ -285,11 +285,11 @@ class _Run:
         """Fill arrays with an extent's fields, lengths (if there are items) and items, or only the first few of these."""
         by_record = self._layout.by_record
         dtypes = (*by_record, *self._layout.items)
-        places = self._layout.places(*extent.spill)
-        for number, (out, dtype, place) in enumerate(zip(columns, dtypes, places, strict=False)):
+        offsets = self._layout.places(*extent.spill)
+        for number, (out, dtype, offset) in enumerate(zip(columns, dtypes, offsets, strict=False)):
             start = extent.start if number < len(by_record) else extent.item_start
             column = out if out.dtype == dtype.base else np.empty(out.shape, dtype.base)
-            self._fill(column, place + start * dtype.itemsize)
+            self._fill(column, offset + start * dtype.itemsize)
             if column is not out:
                 out[:] = column
 
@@ -363,7 +363,7 @@ class PartitionReader:
 
     def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
         fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]
-        found = [np.empty(n_items, dtype) for dtype in self._layout.items] if items else []
+        arrays = [np.empty(n_items, dtype) for dtype in self._layout.items] if items else []
         indptr = np.zeros(n_records + 1, np.int64) if self._layout.items else None
         by_record = fields if indptr is None else [*fields, indptr[1:]]
         record = item = 0
@@ -371,7 +371,7 @@ class PartitionReader:
             stop = record + extent.stop - extent.start
             item_stop = item + extent.item_stop - extent.item_start
             columns = [column[record:stop] for column in by_record]
-            extent.run.read(extent, columns + [column[item:item_stop] for column in found])
+            extent.run.read(extent, columns + [column[item:item_stop] for column in arrays])
             record = stop
             item = item_stop
-        return Records(fields, indptr if indptr is None else np.cumsum(indptr, out=indptr), found)
+        return Records(fields, indptr if indptr is None else np.cumsum(indptr, out=indptr), arrays)

@@ -255,8 +255,8 @@ def describe_other_kind(path: Location, expected: str) -> str:
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
     """Compute 32 digits of the SHA-256 of the content as canonical JSON, leaving out its seal and the keys `without`."""
-    kept = {key: value for key, value in content.items() if key not in (SEAL, *without)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+    sealed = {key: value for key, value in content.items() if key not in (SEAL, *without)}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
@@ -276,8 +276,8 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         if not isinstance(raw, dict) or raw.get("format") != kind.format:
             problem = f"expected a {kind.format}, found something else"
         elif raw.get("format_version") != kind.version:  # safety: metadata::another_version
-            found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
-            problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
+            version, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
+            problem = f"expected format version {kind.version}, found {version}, written by streamcd {writer}"
         elif raw.get(SEAL) != content_digest(raw):  # safety: resume::changed_configuration
             problem = "changed since it was written"
         else:

@@ -290,10 +290,10 @@ def number_or_word(
     name: str, value: Any, words: Sequence[str], allows: Callable[[float], bool], what: str
 ) -> Any:
     """Return the value of an option as the number that it allows, or one of its words; another one is refused by name."""
-    found = value if isinstance(value, str) and value in words else as_number(value)
-    if isinstance(found, float) and not allows(found):
+    number = value if isinstance(value, str) and value in words else as_number(value)
+    if isinstance(number, float) and not allows(number):
         raise UsageError(f"{name}: expected {', '.join(words)} or {what}, found {value!r}")
-    return found
+    return number
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     of the generator is raised here. On closing, the thread ends after the item that it is making, and is waited for: in
     Arrow's code it would abort a process that ends. Waiting for input, a generator asks `is_abandoned`.
     """
-    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
     made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     stopped = threading.Event()
     stops = (stopped, *_current.stops)  # those of the thread that takes the items, too
@@ -155,7 +155,7 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     def make() -> None:
         _current.stops = stops
         try:
-            while asked.get() and not stopped.is_set():
+            while requests.get() and not stopped.is_set():
                 made.put((next(items), None))
         except BaseException as error:  # StopIteration too: raised in the thread that takes the items
             made.put((None, error))
@@ -166,19 +166,19 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     thread.start()
     try:
         for _ in range(n):
-            asked.put(True)
+            requests.put(True)
         while True:
             item, error = made.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            asked.put(True)
+            requests.put(True)
             yield item
             del item  # before the next one is waited for
     finally:
         stopped.set()
-        asked.put(False)
+        requests.put(False)
         thread.join(_SILENCE_SECONDS)
 
 
