@@ -226,13 +226,13 @@ class TextReader(Reader):
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         """Return whole files, or ranges of lines of about one size; compressed files are not cut."""
-        found: list[Piece] = []
+        ranges: list[Piece] = []
         most = sum(file_size(path) or 0 for path in self.paths) // n_tasks
         most = min(max(most, LEAST_RANGE_BYTES), MOST_RANGE_BYTES)
         for whole in super().pieces():
             path, _, _, size = whole
             if n_tasks == 1 or size <= most or is_compressed(path):
-                found.append(whole)
+                ranges.append(whole)
                 continue
             with io.BufferedReader(open_bytes(path)) as file:
                 start = 0
@@ -242,9 +242,9 @@ class TextReader(Reader):
                     while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
                         pass
                     stop = min(file.tell(), size)
-                    found.append(Piece(path, start, stop, stop - start))
+                    ranges.append(Piece(path, start, stop, stop - start))
                     start = stop
-        return found
+        return ranges
 
     def count(self, piece: Piece) -> Counted:
         n_rows, n_lines, whole = zip(*map(self.count_block, self.texts([piece])), strict=True)

@@ -88,9 +88,9 @@ class CsvReader(TextReader, TableReader):
 
     def renamed(self) -> dict[str, str]:
         return {
-            name: f"the header has {found!r} twice" if found else "the header has no name for it"
-            for name, found in self._headers[self.paths[0]][0].items()
-            if name != found
+            name: f"the header has {written!r} twice" if written else "the header has no name for it"
+            for name, written in self._headers[self.paths[0]][0].items()
+            if name != written
         }
 
     def schema(self, path: str) -> pa.Schema:
@@ -157,25 +157,25 @@ class CsvReader(TextReader, TableReader):
 
     def _header(self, path: str) -> tuple[dict[str, str], int]:
         text = self._sample(path)
-        found = list[str]()
+        names = list[str]()
         starts = record_starts(np.frombuffer(text + b"\n", np.uint8), self._delimiter)[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
         line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
-            found = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
+            names = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
         refuse(
             DataError,
             (
-                not found,
+                not names,
                 f"{display_name(path)}:1: expected the names of the columns in UTF-8, with closed quotes, found "
                 f"{line[:60]!r}; correct the line",
             ),
             (
-                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in found),
+                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in names),
                 f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names",
             ),
         )
-        return _numbered([name.strip() for name in found]), stop
+        return _numbered([name.strip() for name in names]), stop
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
@@ -219,9 +219,9 @@ class CsvReader(TextReader, TableReader):
         if not starts.size:
             return block._replace(content=one_batch(pa.table({name: pa.nulls(0) for name in chosen})))
         if end < text.size:
-            found = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
+            quoted = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
             raise DataError(
-                f"{block.place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
+                f"{block.place(-1)}: expected closed quotes, found one that is not closed: {quoted!r}; close it"
             )
         # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
         buffer = pa.allocate_buffer(text.size)
@@ -250,19 +250,19 @@ class CsvReader(TextReader, TableReader):
                         raise DataError(self._complaint(str(error), names, block.place)) from None
         return block._replace(content=one_batch(pa.Table.from_arrays(columns, chosen)))
 
-    def _complaint(self, error: str, names: list[str], place: Callable[[int], str]) -> str:
+    def _complaint(self, error: str, names: list[str], describe: Callable[[int], str]) -> str:
         """Describe a refusal by Arrow."""
         ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
         if ragged:
-            row, expected, found, text = ragged.groups()
-            return f"{place(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
+            row, expected, actual, text = ragged.groups()
+            return f"{describe(int(row) - 1)}: expected {expected} columns, found {actual}: {text[:60]!r}; correct the line"
         bad = re.search(
             r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)(?:\[.*?\])?: (.*)",
             error,
             re.DOTALL,
         )
         if not bad:
-            return f"{place(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
+            return f"{describe(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
         column, row, type_, what = bad.groups()
         name = names[int(column)] if int(column) < len(names) else column
         kinds = {
@@ -286,15 +286,15 @@ class CsvReader(TextReader, TableReader):
             remedy += f"{out}, or take it as text, as a category: --category {name}"
         if type_ == "double" and forms_of(arrow_strings([value]))[0] == COMMA:
             remedy = f"turn its decimal comma into a point before ({RECIPES})"
-        return f"{place(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value[:40]!r}; {remedy}"
+        return f"{describe(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value[:40]!r}; {remedy}"
 
 
 def _numbered(header: Sequence[str]) -> dict[str, str]:
     """Number the names that stand twice, from the second on, and name the columns without one by their place."""
     taken = set(header)
     names = dict[str, str]()
-    for place, text in enumerate(header, 1):
-        name = text or f"column {place}"
+    for position, text in enumerate(header, 1):
+        name = text or f"column {position}"
         number = 0
         while name in names or (name != text and name in taken):
             number += 1

@@ -43,7 +43,7 @@ def export_libsvm(
     """
     target = Path(path)
     refuse_other_ending(target, "libsvm text")
-    check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
+    check_output(target, "libsvm text", lambda existing: begins_with(existing, _FIRST_LINE), force=force)
     n_chunk_entries = int(np.diff(dataset.entry_start).max(initial=0))
     needs = {
         "one chunk": n_chunk_entries * (2 * dataset.entry_bytes + 8),

@@ -241,8 +241,8 @@ class Shape(NamedTuple):
 
     def indices(self) -> SourceIndices:
         """Return the indices, which stay in their file, cached by the system."""
-        kept = None if self.kept is None else np.load(self.kept, mmap_mode="r")
-        return SourceIndices(self.index_base, kept)
+        numbers = None if self.kept is None else np.load(self.kept, mmap_mode="r")
+        return SourceIndices(self.index_base, numbers)
 
 
 class Shard(NamedTuple):
@@ -264,8 +264,8 @@ def cut_shards(
     lengths = [work / f"lengths-{start:07d}" for start, _ in ranges]
     tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
     sizes = [stop - start for start, stop in ranges]
-    found = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
-    cells = [cell for bucket in found for cell in bucket]
+    buckets = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
+    cells = [cell for bucket in buckets for cell in bucket]
     chunk_rows, chunk_entries = cut_chunks(lengths, chunk_bytes, entry_bytes)
     borders = [0]
     held = 0

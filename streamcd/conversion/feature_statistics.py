@@ -52,46 +52,46 @@ class FeatureSums:
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
-    def add_sums(self, found: np.ndarray) -> None:
+    def add_sums(self, added: np.ndarray) -> None:
         """Add sums (`SUMS`) of later rows, all of features in the range, once each."""
-        place = found["feature"] - self._start
-        sums = found["sums"]
-        own = self._sums[place]
-        own[:, :3] += sums[:, :3]
-        np.minimum(own[:, 3], sums[:, 3], out=own[:, 3])
-        np.maximum(own[:, 4], sums[:, 4], out=own[:, 4])
-        self._sums[place] = own
+        position = added["feature"] - self._start
+        sums = added["sums"]
+        held = self._sums[position]
+        held[:, :3] += sums[:, :3]
+        np.minimum(held[:, 3], sums[:, 3], out=held[:, 3])
+        np.maximum(held[:, 4], sums[:, 4], out=held[:, 4])
+        self._sums[position] = held
 
     def groups(self) -> Iterator[np.ndarray]:
         """Yield the sums (`SUMS`) of the features that occur, ascending."""
         for first in range(0, len(self._sums), GROUP_FEATURES):
             occurs = first + np.flatnonzero(self._sums[first : first + GROUP_FEATURES, 0])
-            own = self._sums[occurs]
-            found = np.empty(occurs.size, SUMS)
-            own[:, 1:3] += own[:, 5:]
-            found["sums"] = own[:, :5]
-            found["feature"] = occurs + self._start
-            yield found
+            of_features = self._sums[occurs]
+            group = np.empty(occurs.size, SUMS)
+            of_features[:, 1:3] += of_features[:, 5:]
+            group["sums"] = of_features[:, :5]
+            group["feature"] = occurs + self._start
+            yield group
 
     def close(self) -> None:
         with open(self._path, "wb") as file:
-            for found in self.groups():
-                found.tofile(file)
+            for group in self.groups():
+                group.tofile(file)
 
 
 def read_sums(path: Path) -> Iterator[np.ndarray]:
     """Yield saved sums (`SUMS`), of a fixed number of features at a time."""
     with open(path, "rb") as file:
-        while (found := np.fromfile(file, SUMS, GROUP_FEATURES)).size:
-            yield found
+        while (group := np.fromfile(file, SUMS, GROUP_FEATURES)).size:
+            yield group
 
 
-def statistics_of(found: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
+def statistics_of(group: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
     """Return the columns of ``features.parquet`` from sums over `n_rows` rows, where absent entries count as zeros."""
-    number, total, squares, least, greatest = found["sums"].T
+    number, total, squares, least, greatest = group["sums"].T
     absent = np.where(number < n_rows, 0.0, np.nan)
     return {
-        "feature": found["feature"],
+        "feature": group["feature"],
         "n_entries": number.astype(np.int64),
         "min": np.fmin(least, absent),
         "max": np.fmax(greatest, absent),
@@ -104,11 +104,11 @@ def sums_of(columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
     """Return the sums (`SUMS`) from statistics over `n_rows` rows."""
     mean = columns["mean"] * n_rows
     mean_square = columns["mean_square"] * n_rows
-    found = np.empty(mean.size, SUMS)
-    found["feature"] = columns["feature"]
+    group = np.empty(mean.size, SUMS)
+    group["feature"] = columns["feature"]
     sums = columns["n_entries"], mean, mean_square, columns["min"], columns["max"]
-    found["sums"] = np.stack(sums, axis=1)
-    return found
+    group["sums"] = np.stack(sums, axis=1)
+    return group
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ class Summing:
         if self._width(0, self.n_features) >= self.n_features:
             whole = FeatureSums(0, self.n_features, out)
             for path in paths:
-                for found in read_sums(path):
-                    whole.add_sums(found)
+                for group in read_sums(path):
+                    whole.add_sums(group)
             whole.close()
             return
         with open(out, "wb") as file:
-            for found in self._by_ranges(paths, 0, self.n_features):
-                found.tofile(file)
+            for group in self._by_ranges(paths, 0, self.n_features):
+                group.tofile(file)
 
     def _by_ranges(self, paths: Sequence[Path], start: int, stop: int) -> Iterator[np.ndarray]:
         """Sum up entries in files, one range of features after the other."""
@@ -196,8 +196,8 @@ class _EntriesByRange:
 def save_means(sums: Path, n_rows: int, n_features: int, out: Path) -> None:
     """Write the mean of every feature; NaN for features with a single value, whose deviation is 0."""
     means = np.zeros(n_features)
-    for found in read_sums(sums):
-        piece = statistics_of(found, n_rows)
+    for group in read_sums(sums):
+        piece = statistics_of(group, n_rows)
         means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
     np.save(out, means)
 
@@ -215,11 +215,11 @@ def save_scales(sums: Path, n_rows: int, n_features: int, means: Path | None, ou
         piece = statistics_of(group, n_rows)
         feature = piece["feature"]
         if mean is None:
-            found = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
+            size = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
         else:
             absent = 1.0 - piece["n_entries"] / n_rows
-            found = np.sqrt(piece["mean_square"] + absent * mean[feature] ** 2)
-        scales[feature] = np.where(found > 0, found, 1.0)  # false for NaN too
+            size = np.sqrt(piece["mean_square"] + absent * mean[feature] ** 2)
+        scales[feature] = np.where(size > 0, size, 1.0)  # false for NaN too
     np.save(out, scales)
     return scales_digest(scales)
 

@@ -85,8 +85,8 @@ class LibsvmReader(TextReader):
                     n_entries = int(state[kernels.ENTRIES])
                     numbers = np.arange(n_rows) + first_row + counts.n_rows
                     largest = int(state[kernels.MAX_SEEN]), f"{block.name}:{state[kernels.MAX_LINE] + 1}"
-                    found = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
-                    counts.add(Counts(*found))
+                    counted = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
+                    counts.add(Counts(*counted))
                     state[kernels.COUNTED] = 0
                     if n_rows:
                         label, indptr, index, *values = rooms[0]
@@ -115,31 +115,31 @@ def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
 def _complaint(
     status: int, token: str, state: np.ndarray, allowed: kernels.Allowed, value_dtype: np.dtype
 ) -> str:
-    found = f"found {shortened(token, 41)!r}"
+    actual = f"found {shortened(token, 41)!r}"
     if token.startswith("qid:"):
-        return f"expected qid:number, {found}; correct the line"
+        return f"expected qid:number, {actual}; correct the line"
     number = token.rpartition(":")[2].lower().lstrip("+-")
     base = allowed.least_index
     if status in (kernels.BAD_LABEL, kernels.BAD_VALUE) and number in ("nan", "inf", "infinity"):
         what = "label" if status == kernels.BAD_LABEL else "value"
-        return f"expected a finite {what}, {found}; correct or remove the line"
+        return f"expected a finite {what}, {actual}; correct or remove the line"
     wide = value_dtype == np.float64
     is_own_base = allowed.needs_label and not allowed.ignore  # not that of a model or another dataset
     return {
-        kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
-        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
+        kernels.BAD_LABEL: f"expected a number as label, {actual}; correct the line",
+        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {actual}; rescale it"
         if status == kernels.LABEL_RANGE and np.isinf(float(token))
-        else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
-        kernels.RANGE: f"expected a number that is finite in {value_dtype}, {found}; "
+        else f"expected {EXACT_LABEL}, {actual}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
+        kernels.RANGE: f"expected a number that is finite in {value_dtype}, {actual}; "
         + ("rescale it" if wide else "convert with --dtype float64"),
-        kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
-        kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
-        kernels.BELOW: f"expected indices from {base} on, {found}; "
+        kernels.BAD_TOKEN: f"expected index:value, {actual}; correct the line",
+        kernels.BAD_VALUE: f"expected a number after the index, {actual}; correct the line",
+        kernels.BELOW: f"expected indices from {base} on, {actual}; "
         + ("use --index-base 0 or auto" if base and token[0] == "0" and is_own_base else "correct the line"),
-        kernels.ORDER: f"expected increasing indices, {found} after index {state[kernels.LAST]}; sort the row by index",
-        kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
-        kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",
-        kernels.BEYOND: f"expected indices up to {allowed.end_index - 1} (the number of features given), {found}; "
+        kernels.ORDER: f"expected increasing indices, {actual} after index {state[kernels.LAST]}; sort the row by index",
+        kernels.REPEATED: f"expected every index once in a row, {actual} again; merge the two entries",
+        kernels.HUGE: f"expected indices up to 2^62, {actual}; renumber the features",
+        kernels.BEYOND: f"expected indices up to {allowed.end_index - 1} (the number of features given), {actual}; "
         "give a larger --n-features",
     }[status]
 

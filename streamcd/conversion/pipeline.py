@@ -134,12 +134,12 @@ class Conversion:
         tasks = [Task(0, source.reader.pieces())]
         if pool.n_workers > 1 and not source.in_memory:
             tasks = counted_tasks(source, TASKS_PER_WORKER * pool.n_workers, pool)
-        form, found = self._parse(tasks)
+        form, parsed = self._parse(tasks)
         for path, before in stamps:
             if stamp_of(path) != before:  # the dataset's contents are then unknown
                 raise changed(path)
         counts = Counts()
-        for one in found:
+        for one in parsed:
             counts.add(one.counts)
         names = list[str]()
         table = list[dict[str, Any]]()
@@ -150,7 +150,7 @@ class Conversion:
             if n_words <= MOST_ODD * counts.n_rows and name not in options.category:
                 pool.listener.warning(odd.example)
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
-        reader = RunReader(form, counts.max_index > NARROW, found[-1].held)
+        reader = RunReader(form, counts.max_index > NARROW, parsed[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
@@ -269,7 +269,7 @@ class Conversion:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
         source = self.source
         numbering = None
-        kept = None
+        indices = None
         base, n_features = self._base_and_width(counts, encoding)
         if source.has_strings:
             grown = encoding if source.grows else None
@@ -282,15 +282,15 @@ class Conversion:
                 tail_start=0 if encoding is None else encoding.bucket_start,
             )
         if self.options.compact:
-            kept = self.work / "original.npy"
+            indices = self.work / "original.npy"
             if self.like is not None:
-                np.save(kept, np.asarray(self.like.indices.kept))
+                np.save(indices, np.asarray(self.like.indices.kept))
             else:
                 (n_features,) = self.pool.run(
-                    merge_distinct, [(self.work / "distinct", self.plan.map_bytes, kept)]
+                    merge_distinct, [(self.work / "distinct", self.plan.map_bytes, indices)]
                 )
         index_dtype = np.dtype(np.int32 if n_features <= 2**31 else np.int64)
-        return numbering, Shape(counts.n_rows, n_features, base, index_dtype, kept)
+        return numbering, Shape(counts.n_rows, n_features, base, index_dtype, indices)
 
     def _base_and_width(self, counts: Counts, encoding: Encoding | None) -> tuple[int, int]:
         options = self.options
@@ -307,10 +307,10 @@ class Conversion:
             base = 0 if counts.zero_index else 1
             why = "an index 0 occurs" if counts.zero_index else "no index 0 occurs"
             self.pool.listener.message(f"indices start at {base}: {why}")
-        found = max(counts.max_index - base + 1, 0)
+        width = max(counts.max_index - base + 1, 0)
         if options.n_features is None:
-            return base, found
-        if found > options.n_features:  # only where an index 0 moved the base
+            return base, width
+        if width > options.n_features:  # only where an index 0 moved the base
             raise DataError(
                 f"{counts.max_location}: expected indices up to {options.n_features - 1} "
                 f"(--n-features {options.n_features}, index 0 occurs), found {counts.max_index}; give a larger --n-features"
@@ -359,14 +359,14 @@ class Conversion:
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(work, group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
-        found = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
+        results = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
         labels = LabelCounts(None if self.options.target else {})
-        for _, own in found:
-            labels.merge(own)
+        for _, of_task in results:
+            labels.merge(of_task)
         joining = [(work.summing, out)]
         n_features = [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
-        return [part for parts, _ in found for part in parts], labels, out
+        return [part for parts, _ in results for part in parts], labels, out
 
     def _write(
         self, work: ShardPass, shards: Sequence[Shard], encoding: Encoding | None, manifest: dict[str, Any]
@@ -383,7 +383,7 @@ class Conversion:
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
         parts, labels, sums = self._pass(replace(work, part=part), shards, "write")
         indices = shape.indices()
-        figures = (statistics_of(found, shape.n_rows) for found in read_sums(sums))
+        figures = (statistics_of(group, shape.n_rows) for group in read_sums(sums))
         features = named_features(figures, indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},

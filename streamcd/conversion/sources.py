@@ -334,7 +334,7 @@ def check_rows(n_rows: int, paths: Sequence[str], found: str = "none") -> None:
 
 
 @contextmanager
-def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) -> Iterator[None]:
+def refusing_damage(damage: tuple[type[Exception], ...], description: str, name: str) -> Iterator[None]:
     """Turn errors of a library about the file `name`, of the types `damage` or without a number, into one line."""
     try:
         yield
@@ -345,7 +345,7 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
         if error.errno not in (None, EINVAL) if isinstance(error, OSError) else not isinstance(error, damage):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{name}: {found} ({reason}); get it again") from None
+        raise DataError(f"{name}: {description} ({reason}); get it again") from None
 
 
 class Task(NamedTuple):
@@ -369,17 +369,17 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
         counted: list[Counted] = pool.run(
             reader.count, [(piece,) for piece in pieces], phase="count", sizes=sizes
         )
-        if all(found.whole for found in counted):
+        if all(count.whole for count in counted):
             break
-    check_rows(sum(found.n_rows for found in counted), reader.paths)
+    check_rows(sum(count.n_rows for count in counted), reader.paths)
     tasks = list[Task]()
     row = 0
     line = 0
-    for piece, found in zip(pieces, counted, strict=True):
+    for piece, count in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
-        tasks.append(Task(len(tasks), [piece], row, line, found.n_rows))
-        row = row + found.n_rows
-        line = line + found.n_lines
+        tasks.append(Task(len(tasks), [piece], row, line, count.n_rows))
+        row = row + count.n_rows
+        line = line + count.n_lines
     return tasks
 
 
@@ -426,26 +426,26 @@ class MemoryReader(TableReader):
         before = 0
         first = (self.first.pop(0) for _ in range(len(self.first)))
         for number, (content, label, weight) in enumerate(chain(first, self.others), 1):
-            found = "a frame"
+            form = "a frame"
             remedy = ""
-            place = f"block {number}, row {before + 1}"
+            where = f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
-                found = "" if isinstance(content, np.ndarray) else "sparse rows of "
-                found += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
+                form = "" if isinstance(content, np.ndarray) else "sparse rows of "
+                form += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
                 weights = f" {'without' if weight is None else 'with'} weights"
                 remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
-                found += weights
+                form += weights
             elif not self.reading.any_width:
                 names = set(content.schema.names) - set(index_of(content.schema))
                 columns = columns or names
                 if odd := columns - names or names - columns:
                     listed = first_of(sorted(map(repr, odd)), 5)
                     raise DataError(
-                        f"{place}: expected the columns of the first block, found "
+                        f"{where}: expected the columns of the first block, found "
                         f"{f'{listed} besides' if odd <= names else f'no {listed}'}; give all blocks the same columns"
                     )
-            if found != (expected := expected or found):
-                raise DataError(f"{place}: expected {expected}, as in the first block, found {found}{remedy}")
+            if form != (expected := expected or form):
+                raise DataError(f"{where}: expected {expected}, as in the first block, found {form}{remedy}")
             yield Block("", before, content, 0, label, weight)
             before += content.shape[0]
 
