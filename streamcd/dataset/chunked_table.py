@@ -258,11 +258,11 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
     """Find files (name, bytes, checksum) that are missing or have another size; yields the path and a message for each."""
     files = list(files)
     sizes = file_sizes(path, [name for name, *_ in files])
-    for (name, n_bytes, _), found in zip(files, sizes, strict=True):
-        if found is None:
+    for (name, n_bytes, _), size in zip(files, sizes, strict=True):
+        if size is None:
             yield path / name, f"{path / name}: the file is missing"
-        elif found == NO_FILE:  # safety: dataset::what_is_no_file[pipe-features.parquet]
+        elif size == NO_FILE:  # safety: dataset::what_is_no_file[pipe-features.parquet]
             yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
-        elif found != n_bytes:  # safety: dataset::truncated_or_missing[features.parquet]
-            kind = "truncated" if found < n_bytes else "too long"
-            yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
+        elif size != n_bytes:  # safety: dataset::truncated_or_missing[features.parquet]
+            kind = "truncated" if size < n_bytes else "too long"
+            yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {size}"

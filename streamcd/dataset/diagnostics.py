@@ -58,9 +58,9 @@ def _read_name(dataset: Dataset, feature: int) -> str:
     """Read the name of a feature that occurs; without names its index in the source."""
     path = dataset.file("features.parquet")
     for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
-        for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
-            name: str | None = table["name"][place].as_py()
-            return f"feature {table['index'][place]}" if name is None else name
+        for row in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
+            name: str | None = table["name"][row].as_py()
+            return f"feature {table['index'][row]}" if name is None else name
         break
     raise DatasetError(f"{path}: expected feature {feature}, found none")
 

@@ -50,13 +50,13 @@ class SourceRows:
         self._rank = rank
 
     def __getitem__(self, features: Any) -> np.ndarray:
-        rows: np.ndarray = self.array[self._places(features)]
+        rows: np.ndarray = self.array[self._rows_of(features)]
         return rows
 
     def __setitem__(self, features: Any, rows: np.ndarray) -> None:
-        self.array[self._places(features)] = rows
+        self.array[self._rows_of(features)] = rows
 
-    def _places(self, features: Any) -> Any:
+    def _rows_of(self, features: Any) -> Any:
         return self._rank[features] if self._rank.size else features
 
     def blocks(self) -> Iterator[slice]:

@@ -122,8 +122,8 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
 
 def coded_texts(array: Any) -> tuple[list[str], np.ndarray]:
     """Return the different values of a part of a column, as text, and the place of each row's among them; -1 for missing."""
-    texts, places = dictionary_of(array.cast(pa.large_string()))
-    return texts.to_pylist(), places
+    texts, codes = dictionary_of(array.cast(pa.large_string()))
+    return texts.to_pylist(), codes
 
 
 class InOrder:

@@ -146,12 +146,12 @@ class Ring:
         """
         self._release(self._taken)
         self._taken = None
-        places = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
-        place = next(places, None)
-        for _ in range(place or 0):
+        matching = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
+        position = next(matching, None)
+        for _ in range(position or 0):
             self._release(self._ranges.popleft())
         self._begin()
-        if place is None:
+        if position is None:
             return None
         self._taken = self._ranges.popleft()
         assert self._taken.data is not None, "no earlier range holds memory, so this one is being read"

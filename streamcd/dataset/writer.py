@@ -118,8 +118,8 @@ def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str
             crcs.append(crc32(data))
         while data := file.read(_PAGE_BYTES):
             digest.update(data)
-        found = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}
-    return {**found, "crcs": crcs} if crcs else found
+        record = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}
+    return {**record, "crcs": crcs} if crcs else record
 
 
 def write_table(
@@ -201,14 +201,16 @@ class PartFiles:
 
     def close(self, norms: Sequence[float] = (), **fields: Any) -> Part:
         """Close the files; returns the part, whose record has further `fields`."""
-        found = {table: writer.record() for table, writer in self.tables.items()}
+        records = {table: writer.record() for table, writer in self.tables.items()}
         numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
         chunks = dict(zip(self._counted, numbers.T, strict=True))
-        chunks |= {f"{table}_crc": np.array(file.pop("crcs", ()), np.int64) for table, file in found.items()}
+        chunks |= {
+            f"{table}_crc": np.array(file.pop("crcs", ()), np.int64) for table, file in records.items()
+        }
         totals: dict[str, Any] = {
             name: int(chunks[name].sum()) for name in ("n_rows", "n_entries") if name in chunks
         }
-        files = {f"{table}_{key}": value for table, file in found.items() for key, value in file.items()}
+        files = {f"{table}_{key}": value for table, file in records.items() for key, value in file.items()}
         return Part({**self.names, **fields, **totals, "n_chunks": len(numbers), **files}, chunks, norms)
 
 
@@ -294,7 +296,7 @@ def write_dataset(
     records = [part.record for part in parts]
     n_rows = [record["n_rows"] for record in records]
     norms = {} if "row_norms" in fields else norms_record([part.norms for part in parts], n_rows)
-    found = {
+    content = {
         "n_rows": sum(n_rows),
         "n_entries": sum(record["n_entries"] for record in records),
         "compression": compression,
@@ -306,8 +308,8 @@ def write_dataset(
     }
     for name in (*FIRST_OF_ROWS, ""):
         sync(folder / name)  # safety: durability::power_cut[convert]
-    write_metadata(folder / "manifest.json", ROW_LAYOUT, found)
-    return found
+    write_metadata(folder / "manifest.json", ROW_LAYOUT, content)
+    return content
 
 
 def write_chunk_table(
@@ -333,9 +335,9 @@ def add_content(rows: Mapping[str, np.ndarray], entries: Mapping[str, np.ndarray
     The sums are equal for the same ones in any order; different ones have the same with probability 2⁻¹²⁸, unless they were
     made to. `rows` has columns ``row``, ``source``, integers, and ``label``, ``weight``, float64.
     """
-    for name, place in _BESIDE.items():
+    for name, position in _BESIDE.items():
         bits = rows[name].astype(np.int64).view(np.float64) if name == "source" else rows[name]
-        add_entries(rows["row"], np.full(bits.size, place, rows["row"].dtype), bits, sums)
+        add_entries(rows["row"], np.full(bits.size, position, rows["row"].dtype), bits, sums)
     add_entries(**entries, sums=sums)
 
 
