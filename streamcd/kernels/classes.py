@@ -187,14 +187,14 @@ def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
 @inlined
 def _count_classes(columns, alpha, label, q, sign, totals):
     """Add a row's alpha to the sums for acceleration, or subtract it; `sign` is 1 or -1. That of its own class is a sum."""
-    own = square = 0.0
+    count = square = 0.0
     for m in range(alpha.size):
         if m != label:
-            own += alpha[m]
+            count += alpha[m]
             square += alpha[m] * alpha[m]
-    totals[columns.lane, Total.ALPHA] += sign * abs(own)
-    totals[columns.lane, Total.ALPHA_CURVATURE] += sign * own * own * q
-    totals[columns.lane, Total.ALPHA_SQUARE] += sign * (square + own * own) * q
+    totals[columns.lane, Total.ALPHA] += sign * abs(count)
+    totals[columns.lane, Total.ALPHA_CURVATURE] += sign * count * count * q
+    totals[columns.lane, Total.ALPHA_SQUARE] += sign * (square + count * count) * q
 
 
 @inlined
@@ -344,7 +344,7 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
     scratch = columns.scratch
     smooth = costs.loss.kind == MULTINOMIAL
     n_classes = scratch.margin.size
-    own = slice(columns.first, columns.first + n_classes)
+    columns_of_lane = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     accelerated = columns.inverse_mu != 1.0
     totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], 0.0)
@@ -356,7 +356,7 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
         if c <= 0.0:
             continue
         label = rows.code[i]
-        alpha = variables.alpha[i, own]
+        alpha = variables.alpha[i, columns_of_lane]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0 if smooth else 1.0)
         totals[lane, Total.N_VISITED] += 1
         if not q < np.inf:  # the loop says what is wrong
@@ -365,7 +365,7 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
         phi, primal, dual_old, apart = _row_terms(smooth, alpha, label, c, scratch)
         totals[lane, Total.GAP] += phi
         # not in use by the multinomial loss
-        active = variables.active[i, own]
+        active = variables.active[i, columns_of_lane]
         smallest = -np.inf
         if not smooth and q > 0.0:
             largest, smallest = _violation(alpha, active, not trains, label, c, scratch.margin)
@@ -423,15 +423,15 @@ def add_alpha_classes(order, rows, costs, variables, columns, v):
     """
     smooth = costs.loss.kind == MULTINOMIAL
     signed = columns.scratch.step
-    own = slice(columns.first, columns.first + signed.size)
-    fetched = range(own.start, own.stop, 8)
+    columns_of_lane = slice(columns.first, columns.first + signed.size)
+    fetched = range(columns_of_lane.start, columns_of_lane.stop, 8)
     for p in range(order.size):
         fetch_ahead(order, p, rows, v, columns.n_columns, fetched)
         i = order[p]
         if row_cost(i, columns.lane, rows, costs) <= 0.0:
             continue
         label = rows.code[i]
-        alpha = variables.alpha[i, own]
+        alpha = variables.alpha[i, columns_of_lane]
         for m in range(signed.size):
             signed[m] = -alpha[m] if smooth else alpha[m]
         if smooth:

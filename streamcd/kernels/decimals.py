@@ -167,14 +167,14 @@ def number_at(text, position):
     power = 0
     if text[position] == 0x2E:
         fraction, end = digits(text, position + 1)
-        places = end - position - 1
-        n_digits += places
-        power = -places
+        decimals = end - position - 1
+        n_digits += decimals
+        power = -decimals
         position = end
         if n_digits <= 18:
-            for _ in range(places >> 3):
+            for _ in range(decimals >> 3):
                 significand = significand * np.uint64(100000000)
-            significand = significand * _TEN_TO[places & 7] + fraction
+            significand = significand * _TEN_TO[decimals & 7] + fraction
     if n_digits == 0:
         return 0.0, position, MALFORMED
     stop = position

@@ -193,10 +193,10 @@ def _move(span, dense, lane, data, score, step):
 
 
 @inlined
-def _newton(sums, own, ridge, loss):
+def _newton(sums, weight, ridge, loss):
     """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
     most = most_curvature(loss, five_numbers(loss, 1.0, 1.0))
-    gradient = penalty_slope(own, ridge) + sums[0]
+    gradient = penalty_slope(weight, ridge) + sums[0]
     curve = sums[1] + ridge
     bound = most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
@@ -218,15 +218,15 @@ def _solve(span, dense, weight, lane, data, begins, totals):
 
     `weight` holds the weight, and the ridge: 1, or 0 if the weight is not penalised.
     """
-    own, ridge = weight
+    old, ridge = weight
     loss = data.costs.loss
     sums = _add_slopes(span, dense, lane, data, (0.0, 0.0, 0.0))
-    gradient, step, free = _newton(sums, own, ridge, loss)
+    gradient, step, free = _newton(sums, old, ridge, loss)
     at_zero = _add_slope_at_zero(span, dense, lane, data, 0.0) if begins[lane] else 0.0
     _record_gradient(gradient, at_zero, lane, totals)
     share = 1.0
     while step != 0.0 and share > free:
-        change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
+        change = _add_loss_change(span, dense, lane, data, step, penalty_change(old, step, ridge))
         if change <= _SIGMA * gradient * step:
             break
         step = 0.5 * step if share > _LEAST_SHARE else 0.0
@@ -296,10 +296,10 @@ def _add_products(span, dense, lane, data, v):
 
 
 @inlined
-def _add_gap_term(own, v, ridge, lane, totals):
+def _add_gap_term(weight, v, ridge, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
     if ridge != 0.0:
-        totals[lane, Total.GAP] += gap_term(own, v)
+        totals[lane, Total.GAP] += gap_term(weight, v)
 
 
 @kernel
@@ -319,16 +319,16 @@ def primal_certify(order, data, w, lanes, totals):
         c = order[p]
         for lane in lanes:
             if c >= 0:
-                own = w[columns.feature[c] * n_lanes + lane]
+                weight = w[columns.feature[c] * n_lanes + lane]
                 span = (columns.indptr[c], columns.indptr[c + 1])
                 v = _add_products(span, False, lane, data, 0.0)
-                _add_gap_term(own, v, 1.0, lane, totals)
-                _move(span, False, lane, data, scores.fresh, own)
+                _add_gap_term(weight, v, 1.0, lane, totals)
+                _move(span, False, lane, data, scores.fresh, weight)
             else:
-                own = w[last + lane]
+                weight = w[last + lane]
                 v = _add_products((0, n_rows), True, lane, data, 0.0)
-                _add_gap_term(own, v, ridge, lane, totals)
-                _move((0, n_rows), True, lane, data, scores.fresh, own)
+                _add_gap_term(weight, v, ridge, lane, totals)
+                _move((0, n_rows), True, lane, data, scores.fresh, weight)
 
 
 @kernel
@@ -393,19 +393,21 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 def segment_slopes(size, data, begins, lanes, sums):
     """Add a segment's terms to `sums` (lanes, 4): see `_add_slopes`, and the derivative at w = 0 where a lane begins."""
     for lane in lanes:
-        own = sums[lane]
-        own[0], own[1], own[2] = _add_slopes((0, size), False, lane, data, (own[0], own[1], own[2]))
+        of_lane = sums[lane]
+        of_lane[0], of_lane[1], of_lane[2] = _add_slopes(
+            (0, size), False, lane, data, (of_lane[0], of_lane[1], of_lane[2])
+        )
         if begins[lane]:
-            own[3] = _add_slope_at_zero((0, size), False, lane, data, own[3])
+            of_lane[3] = _add_slope_at_zero((0, size), False, lane, data, of_lane[3])
 
 
 @kernel
 def choose_steps(sums, w, loss, lanes, totals, steps):
     """Choose the steps (lanes,) of a column's weights `w` (lanes,), and add them to these."""
     for lane in lanes:
-        own = sums[lane]
-        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], 1.0, loss)
-        _record_gradient(gradient, own[3], lane, totals)
+        of_lane = sums[lane]
+        gradient, step, free = _newton((of_lane[0], of_lane[1], of_lane[2]), w[lane], 1.0, loss)
+        _record_gradient(gradient, of_lane[3], lane, totals)
         steps[lane] = min(free, 1.0) * step
         w[lane] += steps[lane]
 

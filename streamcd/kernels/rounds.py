@@ -85,9 +85,9 @@ def add_direction(loss, y, code, cost, base, candidate, change, sums):
     n_lanes = sums.shape[0]
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old = base[i, own]
-            new = candidate[i, own]
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
             if _has_entropy(loss):
                 _entropy_changes(old, new, change)
                 for m in range(change.size):
@@ -128,9 +128,9 @@ def add_slopes(loss, base, candidate, eta, change, sums):
     n_lanes = eta.size
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old = base[i, own]
-            new = candidate[i, own]
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
             _entropy_changes(old, new, change)
             for m in range(change.size):
                 if change[m] != 0.0:
@@ -168,10 +168,10 @@ def apply_step(loss, y, code, cost, step, active, point):
     flags_of_classes = active.shape[1] > eta.size
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old = base[i, own]
-            new = candidate[i, own]
-            out = point[i, own]
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
+            out = point[i, span]
             c = cost[i, lane]
             most = 0
             rest = 0.0

@@ -176,10 +176,10 @@ def add_line_products(w, previous, lanes, sums):
         for lane in lanes:
             value = slope = curve = 0.0
             for j in range(start, min(start + BLOCK, w.shape[0])):
-                own = w[j, lane]
+                weight = w[j, lane]
                 moved = w[j, lane] - previous[j, lane]
-                value += penalty(own)
-                slope += penalty_slope(own, 1.0) * moved
+                value += penalty(weight)
+                slope += penalty_slope(weight, 1.0) * moved
                 curve += moved * moved
             sums[lane, 0] += value
             sums[lane, 1] += slope
