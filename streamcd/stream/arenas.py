@@ -227,15 +227,15 @@ def _place_rows(
     weight = rows[2] if dataset.weighted else rows[0][:0]
     classes = np.zeros(0) if dataset.classes is None else dataset.classes
     chunk = label, n_entries, weight, unsigned(feature)
-    places = arena.indptr, arena.code, arena.weight, arena.target, arena.feature
-    own = slice(starts[1], starts[1] + feature.size)
-    answer = int(place_rows(chunk, classes, rank, (*starts, own.stop), places))
+    targets = arena.indptr, arena.code, arena.weight, arena.target, arena.feature
+    span = slice(starts[1], starts[1] + feature.size)
+    answer = int(place_rows(chunk, classes, rank, (*starts, span.stop), targets))
     if centre is None:
-        arena.value[own] = value
+        arena.value[span] = value
         return answer, 0
     arena.target[starts[0] : starts[0] + label.size] -= centre.target
     shifts = centre.table[np.minimum(feature, centre.table.size - 1)]
-    np.subtract(value, shifts, out=arena.value[own])
+    np.subtract(value, shifts, out=arena.value[span])
     return answer, int(np.count_nonzero(shifts))
 
 

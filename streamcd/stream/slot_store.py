@@ -46,9 +46,9 @@ class Identity:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
-    def check(self, found: str | bytes | None, path: Path) -> None:
+    def check(self, name: str | bytes | None, path: Path) -> None:
         """Refuse a file with the name or tag of another run, or without one."""
-        if found not in (self.name, self.tag):
+        if name not in (self.name, self.tag):
             raise CheckpointError(
                 f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
                 "with --force"
@@ -122,9 +122,9 @@ class SlotStore:
         body = [array.reshape(-1).view(np.uint8).data for array in whole]
         tag = self._read(chunk, slot, body)
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
-        found = self._read(chunk, 1 - slot, body) if tag is None else tag
-        if self.identity is not None and found not in (None, self.identity.tag):
-            self.identity.check(found, self._path(chunk))  # safety: identity::same_shape[dual-resident]
+        other = self._read(chunk, 1 - slot, body) if tag is None else tag
+        if self.identity is not None and other not in (None, self.identity.tag):
+            self.identity.check(other, self._path(chunk))  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
@@ -227,8 +227,8 @@ class MemorySlots(SlotStore):
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
         """Copy a chunk's latest state into `arrays`; returns False if it was never saved."""
-        for array, kept in zip(arrays, self._kept.get(chunk, ()), strict=False):
-            array[:] = kept
+        for array, saved in zip(arrays, self._kept.get(chunk, ()), strict=False):
+            array[:] = saved
         return chunk in self._kept
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:

@@ -255,11 +255,11 @@ class Stream:
         start = 0
         while start < chunks.size:
             stop = start + int(np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right"))
-            own = chunks[start:stop]
+            group = chunks[start:stop]
             hint = chunks[stop : 2 * stop - start]
             ends = np.cumsum(entries[start:stop])
-            places = own, np.zeros_like(own), ends - entries[start:stop]
-            self.bytes_read += self._thread.submit(self._load, arena, *places, hint).result()
+            offsets = group, np.zeros_like(group), ends - entries[start:stop]
+            self.bytes_read += self._thread.submit(self._load, arena, *offsets, hint).result()
             yield int(ends[-1])
             start = stop
 
@@ -383,8 +383,8 @@ class ShardSlots:
         for slot, shard in zip(free.tolist(), arriving.tolist(), strict=True):
             chunks = slice(self._first[shard], self._first[shard + 1])
             placed = zip(self._starts, (self.item_start, self.entry_start), self._sizes, strict=True)
-            for start, place, size in placed:
-                place[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
+            for start, offset, size in placed:
+                offset[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
         self._in_slot[free] = arriving
         lost = [np.arange(*self._first[shard : shard + 2]) for shard in leaving.tolist() if shard >= 0]
         return np.concatenate([np.zeros(0, np.int64), *lost])
