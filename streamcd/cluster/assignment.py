@@ -85,7 +85,7 @@ class Assignment:
         size = np.maximum(self._entries, 1)
         largest = max(int(self._entries.max()), 1)
         order = order[np.argsort(np.rint(np.log2(largest / size[order])), kind="stable")]
-        load = [int(size[mine].sum()) for mine in owned]
+        load = [int(size[dealt].sum()) for dealt in owned]
         for shard in order.tolist():
             worker = min(range(len(owned)), key=lambda worker: 4 * load[worker] // largest)
             owned[worker].append(shard)

@@ -106,8 +106,8 @@ def newton_step(
             eta[lane] = 1.0 / n_partitions
             solved[lane] = True
     for count in range(1, _MAX_EVALUATIONS + 1):
-        found = evaluate(eta)
-        slope = product + eta * squared + found[:, SLOPE]
+        values = evaluate(eta)
+        slope = product + eta * squared + values[:, SLOPE]
         solved |= np.abs(slope) <= _SLOPE_LEFT * np.abs(start)
         # only a row near its bound limits the step, and adds nothing to the sum: not worth another evaluation on workers
         solved |= (slope < 0.0) & (high - eta <= _NARROW * eta)
@@ -116,7 +116,7 @@ def newton_step(
             break
         low = np.where(slope < 0.0, eta, low)
         high = np.where(slope < 0.0, high, eta)
-        curvature = np.where(solved, 1.0, squared + found[:, CURVATURE])
+        curvature = np.where(solved, 1.0, squared + values[:, CURVATURE])
         newton = eta - slope / curvature
         inside = (newton > low) & (newton < high)
         # the slope is unbounded at the longest step: where Newton's step lies beyond, go nearer by a digit at a time
@@ -125,7 +125,7 @@ def newton_step(
         if last:  # the lower end descends for certain
             following = np.where(low > 0.0, low, 1.0 / n_partitions)
         eta = np.where(solved, eta, following)
-    return eta, found[:, DUAL_CHANGE], count
+    return eta, values[:, DUAL_CHANGE], count
 
 
 def next_sigma_prime(

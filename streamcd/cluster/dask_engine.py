@@ -111,18 +111,18 @@ class DaskEngine:
     def collect(self, request: RoundRequest, eta: np.ndarray) -> None:
         """Have every worker make the step, and write the dual variables into the run."""
         batches = {name: self.home.batches(shards) for name, shards in self._shards.items()}
-        asked = deque[tuple[str, Any]]()
+        pending = deque[tuple[str, Any]]()
 
         def ask(name: str) -> None:
             for chunks in itertools.islice(batches[name], 1):
                 step = dask_worker.call_part, self._seats[name], "step", request, eta, chunks
-                asked.append((name, self._on(name, *step)))
+                pending.append((name, self._on(name, *step)))
 
         with self._losses():
             for name in batches:
                 ask(name)
-        while asked:
-            name, future = asked.popleft()
+        while pending:
+            name, future = pending.popleft()
             with self._losses():
                 rows = self._within(self.timeout, self.client.gather, future)
                 ask(name)  # a worker is at its next batch while those of others are fetched and written
@@ -184,8 +184,8 @@ class DaskEngine:
                     self._check_workers(works, heard)
             # errors first; and results one after another, as there may not be memory for all
             ended = sorted(works.values(), key=lambda work: work.status != "error")
-            found = (self._within(self.timeout, self.client.gather, work) for work in ended)
-            return functools.reduce(operator.add, found)
+            results = (self._within(self.timeout, self.client.gather, work) for work in ended)
+            return functools.reduce(operator.add, results)
         finally:
             with contextlib.suppress(Exception):
                 self._within(_ANSWER_SECONDS, self.client.cancel, [*works.values()])
@@ -269,8 +269,8 @@ class DaskEngine:
                 self._refused[name] = _reason(seat.exception(timeout=_ANSWER_SECONDS))
                 self.listener.warning(f"worker {name} cannot take part: {self._refused[name]}")
         status = {name: seat.status for name, seat in self._seats.items() if name not in self._refused}
-        admitted = [name for name, found in status.items() if found == "finished"]
-        return admitted, [name for name, found in status.items() if found == "pending"]
+        admitted = [name for name, state in status.items() if state == "finished"]
+        return admitted, [name for name, state in status.items() if state == "pending"]
 
     def _live(self) -> set[str]:
         """Return the addresses of the workers that the scheduler knows."""

@@ -73,5 +73,5 @@ def plan_worker(
             f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
             f"{format_size(each - WORKER_BYTES)}, where"
         )
-    own = worker_plan_memory(dataset, problem, memory)
-    return make_plan(dataset, each - WORKER_BYTES, own, refusal), each
+    plan = worker_plan_memory(dataset, problem, memory)
+    return make_plan(dataset, each - WORKER_BYTES, plan, refusal), each

@@ -300,10 +300,10 @@ class Partition(SumPartition):
         self, stream: Stream, request: RoundRequest, w: np.ndarray, report: Report
     ) -> dict[str, np.ndarray]:
         """Make the local passes of a round from the common `w`."""
-        own = self._own.tolist()
+        shards = self._own.tolist()
         training = request.phase(TRAIN).size > 0
-        self._require(request.committed, own)
-        for chunk in own if training else ():
+        self._require(request.committed, shards)
+        for chunk in shards if training else ():
             self._round_of[chunk] = ""
         local = self._begin(request, w)
         for number in range(request.n_passes):
@@ -318,7 +318,7 @@ class Partition(SumPartition):
                     self._save(window, local, last_pass=last)
                 report(window.n_entries)
             self._conclude_pass(local, number, last)
-        for chunk in own if training else ():
+        for chunk in shards if training else ():
             self._round_of[chunk] = request.token
         sums = {"totals": local.totals, "change": self._change(local, w), "direction": local.direction}
         local.state.matrices.pop("centre_or_w_alpha", None)  # the change has what was summed

@@ -122,16 +122,16 @@ class HomeRows:
 
     def load(self, chunks: Sequence[int]) -> list[ChunkRows]:
         """Read the state of chunks."""
-        found = []
+        rows = []
         for chunk in chunks:
             if self._slots.current[chunk] == NO_SLOT:
-                found.append(ChunkRows(chunk, None, None))
+                rows.append(ChunkRows(chunk, None, None))
                 continue
             alpha = np.empty((self._n_rows(chunk), self._layout.alpha_width))
             active = np.empty((alpha.shape[0], self._layout.n_flags), dtype=np.uint8)
             self._slots.load(chunk, [alpha, active])
-            found.append(ChunkRows(chunk, alpha, active))
-        return found
+            rows.append(ChunkRows(chunk, alpha, active))
+        return rows
 
     def save(self, rows: Sequence[ChunkRows]) -> None:
         """Write the state of chunks, which the next checkpoint makes durable."""
