@@ -90,11 +90,11 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> byt
         figure, axes = _new_figure()
         along, apart = (1, 0) if len({of.setting.l1 for of in scores}) > 1 else (0, 1)
         for number, value in enumerate(sorted({of.setting[apart] for of in scores})):
-            mine = [of for of in scores if of.setting[apart] == value]
+            of_value = [of for of in scores if of.setting[apart] == value]
             color = COLORS[number % len(COLORS)]
-            points = [(of.setting[along], score) for of in mine for score in of.folds]
+            points = [(of.setting[along], score) for of in of_value for score in of.folds]
             axes.plot(*_points(points), ".", color=color, alpha=0.5)
-            means = [(of.setting[along], of.mean) for of in mine]
+            means = [(of.setting[along], of.mean) for of in of_value]
             axes.plot(*_points(means), color=color, label=f"mean, C = {value:g}" if along else "mean")
         axes.plot(best.setting[along], best.mean, "o", color=COLORS[1], label=f"best, {best.setting}")
         axes.set_xscale("log")

@@ -144,10 +144,10 @@ def column_tables(path: str, info: Facts) -> list[Table]:
 def bias_text(bias: float | str, because: str = "", *, advises: bool = False) -> str:
     """Format a bias, or what stands for one that is not chosen yet, with the reason, and how to have another, if it may."""
     text = bias if isinstance(bias, str) else "none" if bias < 0 else f"{bias:g}"
-    told = f"{text}: {because}" if because else text
+    line = f"{text}: {because}" if because else text
     if not advises or because == "as asked":
-        return told
-    return f"{told}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
+        return line
+    return f"{line}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -188,9 +188,11 @@ def result_tables(result: Facts) -> list[Table]:
     elif len(settings) > 1:
         models = []
         for C, l1 in settings:
-            mine = [lane for lane in lanes if (lane["C"], lane["l1"]) == (C, l1)]
-            of_all = {name: sum(lane[name] for lane in mine) for name in ("n_nonzero", "primal_objective")}
-            worst = {name: max(lane[name] for lane in mine) for name in ("gap", "passes")}
+            of_model = [lane for lane in lanes if (lane["C"], lane["l1"]) == (C, l1)]
+            of_all = {
+                name: sum(lane[name] for lane in of_model) for name in ("n_nonzero", "primal_objective")
+            }
+            worst = {name: max(lane[name] for lane in of_model) for name in ("gap", "passes")}
             models.append({"C": C, "l1": l1, **of_all, **worst})
         tables.append(_models_table(models))
     return tables
