@@ -394,10 +394,10 @@ def dataset_of(
     X: Any, label: np.ndarray, n_classes: int | None, weight: np.ndarray | None
 ) -> InMemoryDataset:
     """Make a dataset of checked arrays; rows of weight 0 are left out."""
-    if weight is not None and not (kept := weight > 0).all():
-        X = X[kept]
-        label = label[kept]
-        weight = weight[kept]
+    if weight is not None and not (positive := weight > 0).all():
+        X = X[positive]
+        label = label[positive]
+        weight = weight[positive]
     return InMemoryDataset(matrix_rows(X), X.shape[1], label, n_classes, weight)
 
 
