@@ -34,7 +34,8 @@ class Matrix:
     """
 
     def __init__(self, Q: Any, n: int, memory: int) -> None:
-        self.n, self.is_sparse = n, hasattr(Q, "tocsr")
+        self.n = n
+        self.is_sparse = hasattr(Q, "tocsr")
         try:
             rows = Q.tocsr() if self.is_sparse else Q if isinstance(Q, np.memmap) else np.asarray(Q)
         except ValueError:
@@ -71,14 +72,16 @@ class Matrix:
         x = np.random.default_rng(0).standard_normal(self.n)
         with np.errstate(all="ignore"):  # the first gradient reports numbers that are not finite
             if self.is_sparse:
-                self.probe, transposed = self._rows @ x, self._rows.T @ x
+                self.probe = self._rows @ x
+                transposed = self._rows.T @ x
                 self.diagonal = self._rows.diagonal().astype(np.float64)
                 largest = float(np.abs(self._rows.data).max(initial=0))
             else:
                 self.probe, transposed, largest = np.empty(self.n), np.zeros(self.n), 0.0
                 self.diagonal = np.empty(self.n)
                 for rows, block in self._blocks():
-                    self.probe[rows], self.diagonal[rows] = block @ x, block.diagonal(rows.start)
+                    self.probe[rows] = block @ x
+                    self.diagonal[rows] = block.diagonal(rows.start)
                     transposed += x[rows] @ block
                     largest = max(largest, float(block.max()), -float(block.min()))
             difference = np.abs(self.probe - transposed)
@@ -100,7 +103,8 @@ class Matrix:
 
     def visit(self, order: np.ndarray, point: Point) -> None:
         """Visit all active variables in the given order, and keep at least their gradients up to date."""
-        matrix, columns = self._rows, np.sort(order)
+        matrix = self._rows
+        columns = np.sort(order)
         if self.is_sparse:
             kernels.visit_sparse(order, matrix.indptr, matrix.indices, matrix.data, self.diagonal, point)
         elif self._memory is None:

@@ -131,7 +131,8 @@ def solve_box_qp(
     )
     h = _numbers("h", h).reshape(-1)
     matrix = Matrix(Q, h.size, parse_size(memory))
-    lower, upper = _vector("lo", lo, h.size), _vector("hi", hi, h.size)
+    lower = _vector("lo", lo, h.size)
+    upper = _vector("hi", hi, h.size)
     start = _vector("alpha", 0.0 if alpha is None else alpha, h.size)
     for name, values in (("h", h), ("alpha", start)):
         for i in np.flatnonzero(~np.isfinite(values))[:1]:
@@ -184,7 +185,11 @@ class _Solution:
         alpha: np.ndarray,
         settings: _Settings,
     ) -> None:
-        self.matrix, self.h, self.lo, self.hi, self.alpha = matrix, h, lo, hi, alpha
+        self.matrix = matrix
+        self.h = h
+        self.lo = lo
+        self.hi = hi
+        self.alpha = alpha
         self.settings = settings
         self.omega = 1.0 if settings.omega == "auto" else float(settings.omega)
         self.passes = self.trial_passes = 0
@@ -231,7 +236,8 @@ class _Solution:
         """Visit the active variables once; returns the largest projected gradient met."""
         active = np.flatnonzero(self.active)
         before = self.alpha[active], self.gradient[active]
-        out, order = np.array([0.0, -1.0, 0.0]), active.copy()
+        out = np.array([0.0, -1.0, 0.0])
+        order = active.copy()
         shuffle(order, random_key(self.settings.seed, self.passes))
         arrays = self.lo, self.hi, self.alpha, self.gradient, self.active
         self.matrix.visit(order, Point(*arrays, self.threshold, self.omega, out))
@@ -257,12 +263,15 @@ class _Solution:
             self.gradient = self.matrix.product(self.alpha) + self.h
         for i in np.flatnonzero(~np.isfinite(self.gradient))[:1]:
             raise UsageError(f"Q: row {i} has numbers that are not finite")
-        self.active, self.threshold = np.ones(self.matrix.n, dtype=np.uint8), np.inf
+        self.active = np.ones(self.matrix.n, dtype=np.uint8)
+        self.threshold = np.inf
 
     def _violation(self) -> float:
         """Return the largest absolute value of the projected gradient; the gradient must be up to date."""
-        gradient, alpha = self.gradient.copy(), self.alpha
-        below, above = alpha <= self.lo, alpha >= self.hi
+        gradient = self.gradient.copy()
+        alpha = self.alpha
+        below = alpha <= self.lo
+        above = alpha >= self.hi
         gradient[below] = np.minimum(gradient[below], 0.0)
         gradient[above] = np.maximum(gradient[above], 0.0)
         concave = np.flatnonzero(self.matrix.diagonal < 0)
@@ -308,7 +317,8 @@ class _Solution:
 
     def _try_omega(self, n_passes: int) -> None:
         """Make passes with the current omega and with another from the same point; continue from the lower objective."""
-        begin, best = self.passes, self.omega
+        begin = self.passes
+        best = self.omega
         other = self._next_candidate()
         if other is None:
             return
@@ -316,7 +326,8 @@ class _Solution:
         ends = []
         for omega in (best, other):
             self._load_frame(start)
-            self.omega, first = omega, self.passes
+            self.omega = omega
+            first = self.passes
             while self.passes < min(first + n_passes, self.settings.max_passes):
                 if self._pass() <= self.settings.tol:
                     break

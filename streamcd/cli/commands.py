@@ -180,8 +180,8 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
     """
     from ..runs.verify import find_problems
 
-    asked = SharedWork(**options)
-    problems, advice = find_problems(path, listener, memory=asked.memory, workers=asked.workers)
+    work = SharedWork(**options)
+    problems, advice = find_problems(path, listener, memory=work.memory, workers=work.workers)
     text = f"{path}: all checksums and invariants hold"
     if problems:
         text = f"{len(problems)} found: restore the files named above from a copy, {advice}"
@@ -460,9 +460,9 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
         )
     read = import_liblinear(file)
     read.save(model)
-    told = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.label_numbers()}
+    facts = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.label_numbers()}
     kind = f"{read.n_classes} classes" if read.n_classes else "numbers to predict"
-    return told, f"{model}: {read.loss}, {read.n_features:,} features, {kind}"
+    return facts, f"{model}: {read.loss}, {read.n_features:,} features, {kind}"
 
 
 @cli.command(name="compile")

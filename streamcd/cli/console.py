@@ -29,7 +29,8 @@ class Console(Listener):
     """Progress and messages on standard error: a bar on a terminal, else a line now and then; `quiet`: warnings only."""
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None, *, is_json: bool = False) -> None:
-        self._quiet, self.is_json = quiet, is_json
+        self._quiet = quiet
+        self.is_json = is_json
         self.notes = list[
             str
         ]()  # of the command line, told before the first message: once all options are checked
@@ -194,7 +195,8 @@ def print_table(
     title: str, rows: Iterable[Sequence[str]], header: Sequence[str] | None = None, n_texts: int = 0
 ) -> None:
     """Print a table on standard output; below a header cells are right-aligned but for the first `n_texts` columns."""
-    title, header = escaped(title), header and [*map(escaped, header)]
+    title = escaped(title)
+    header = header and [*map(escaped, header)]
     rows = [[*map(escaped, row)] for row in rows]
     lines = rows if header is None else [list(header), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -236,7 +238,8 @@ def explain(error: BaseException, *, takes_memory: bool = True) -> tuple[str, in
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = ["free some space there, or name another disk", *advice]
         elif where and (folder := _unwritable_folder(error)):
-            where, advice = f"{folder}: ", ["make this directory writable, or name another place", *advice]
+            where = f"{folder}: "
+            advice = ["make this directory writable, or name another place", *advice]
         return "; ".join([f"{where}{reason}", *advice]), 1
     return None
 

@@ -108,7 +108,9 @@ class _Demo:
     """Steps of the demo in order, and their results."""
 
     def __init__(self, directory: Path, size: DemoSize, listener: Listener) -> None:
-        self.directory, self.size, self.listener = directory, size, listener
+        self.directory = directory
+        self.size = size
+        self.listener = listener
         self.seconds: dict[str, float] = {}
         budget = ("--memory", size.memory)
         self.options = {
@@ -119,7 +121,8 @@ class _Demo:
 
     def run(self) -> dict[str, Any]:
         """Go through all steps; the run that is killed half-way does not end."""
-        memory, train = self.size.memory, self.options["train"]
+        memory = self.size.memory
+        train = self.options["train"]
         with self._step("total"):
             with self._step("make"):
                 text_bytes = self._make_text()
@@ -131,7 +134,8 @@ class _Demo:
             resumed = self._command("resume", "resumes it", "run-killed")
             message = "evaluates on rows held out"
             evaluation = self._command("evaluate", message, *self.options["evaluate"])
-        budget, peak = parse_size(memory), max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
+        budget = parse_size(memory)
+        peak = max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
         runs = (self.directory / name / "model" / "weights.npy" for name in ("run-whole", "run-killed"))
         weights_equal = len({path.read_bytes() for path in runs}) == 1
         converged = whole["converged"] and resumed["converged"]

@@ -66,7 +66,7 @@ def options_of(declaration: type) -> Decorator:
 
 def _made(one: Declared, others: Mapping[str, Declared]) -> Decorator:
     kind = _type(one)
-    told = f"  [default: {one.option.default_is}]" if one.option.default_is else ""
+    shown_default = f"  [default: {one.option.default_is}]" if one.option.default_is else ""
     default = {} if one.is_needed else {"default": one.default}
     if one.option.bare is not None:
         default["flag_value"] = one.option.bare
@@ -81,7 +81,7 @@ def _made(one: Declared, others: Mapping[str, Declared]) -> Decorator:
         show_default=one.default is not None and not one.is_needed and kind is not bool,
         **default,
         metavar=one.option.metavar or None,
-        help=_as_flags(one.option.help, others) + told,
+        help=_as_flags(one.option.help, others) + shown_default,
     )
 
 

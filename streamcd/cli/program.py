@@ -149,7 +149,8 @@ class _WarningLines(logging.Handler):
 @contextmanager
 def _as_command() -> Iterator[None]:
     """Name options in messages by their flags, and print the warnings that are logged."""
-    logger, lines = logging.getLogger("streamcd"), _WarningLines(logging.WARNING)
+    logger = logging.getLogger("streamcd")
+    lines = _WarningLines(logging.WARNING)
     logger.addHandler(lines)
     in_command.set()
     try:
@@ -177,9 +178,9 @@ def _report(error: BaseException, command: click.Command | None, arguments: list
         error.show()
         return 2
     if isinstance(error, click.ClickException):
-        asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "streamcd"
         text, example = _missing_arguments(error) or (error.format_message(), "")
-        explained: tuple[str, int] | None = (f"{text} See '{asked} --help'.{example}", 2)
+        explained: tuple[str, int] | None = (f"{text} See '{path} --help'.{example}", 2)
     else:
         explained = console.explain(error, takes_memory=any(option.name == "memory" for option in options))
     if explained is None:

@@ -52,7 +52,8 @@ def _dictionary(n_features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def _tokens_per_row(n_features: int, entries_per_row: int) -> float:
     """Return the number of words to draw so that `entries_per_row` of them are distinct, on average."""
     probability = np.log1p(1 / np.arange(1, n_features + 1)) / np.log(n_features + 1)
-    low, high = float(entries_per_row), 1e3 * n_features
+    low = float(entries_per_row)
+    high = 1e3 * n_features
     for _ in range(60):
         middle = (low + high) / 2
         # rows have between half and one and a half times the mean number of words
@@ -109,7 +110,8 @@ def _unit_rows(key: np.ndarray, label: np.ndarray, n_features: int, weight_of: n
 
 def iterate_rows(make_block: Callable[[int], RowPiece], first_row: int, n_rows: int) -> Iterator[RowPiece]:
     """Make the rows ``first_row`` to ``first_row + n_rows`` of a data set, with the function that makes its blocks."""
-    row, end = first_row, first_row + n_rows
+    row = first_row
+    end = first_row + n_rows
     while row < end:
         number, start = divmod(row, BLOCK_ROWS)
         stop = min(BLOCK_ROWS, end - number * BLOCK_ROWS)

@@ -27,7 +27,8 @@ from ..core.parallel import AHEAD, is_abandoned
 from ..core.storage import file_size, open_bytes
 from .sources import STANDARD_INPUT, Counted, Piece, Reader, Reading, display_name, refusing_damage
 
-LEAST_RANGE_BYTES, MOST_RANGE_BYTES = 1 << 20, 128 << 20
+LEAST_RANGE_BYTES = 1 << 20
+MOST_RANGE_BYTES = 128 << 20
 """Bounds on the bytes of a range if several processes read."""
 
 HEAD_BYTES = 1 << 20
@@ -56,7 +57,10 @@ class _Input(io.RawIOBase):
     """File that counts the bytes read, up to `n_bytes`, and whose first bytes can be inspected before they are read."""
 
     def __init__(self, file: Any, n_bytes: int | None = None) -> None:
-        self._file, self._limit, self._head, self.n_bytes = file, n_bytes, b"", 0
+        self._file = file
+        self._limit = n_bytes
+        self._head = b""
+        self.n_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -113,7 +117,9 @@ def _open(piece: Piece) -> _Input:
 
 def read_head(path: str, decoder_bytes: int) -> bytes:
     """Read the first `HEAD_BYTES` of the text of a file, decompressed; those of standard input can be read again."""
-    raw, text, n_bytes = _open(Piece(path)), bytearray(), HEAD_BYTES + len(_BYTE_ORDER_MARK)
+    raw = _open(Piece(path))
+    text = bytearray()
+    n_bytes = HEAD_BYTES + len(_BYTE_ORDER_MARK)
     if path == STANDARD_INPUT:
         raw = _Input(io.BytesIO(raw.peek(n_bytes)))
     with raw, suppress(OSError, *_DAMAGE):  # what is cut off, or damaged, ends here
@@ -147,7 +153,9 @@ class _XzStreams(io.RawIOBase):
     """
 
     def __init__(self, raw: _Input, name: str, memory_bytes: int) -> None:
-        self._raw, self._name, self._memory_bytes = raw, name, memory_bytes
+        self._raw = raw
+        self._name = name
+        self._memory_bytes = memory_bytes
         self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memory_bytes)
 
     def readinto(self, view: Any) -> int:
@@ -163,7 +171,8 @@ class _XzStreams(io.RawIOBase):
                     raise lzma.LZMAError("bytes after a stream that are no stream")
                 if not stream:
                     break
-                given, self._decoder = stream, lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
+                given = stream
+                self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, self._memory_bytes)
             elif self._decoder.needs_input and not (given := self._raw.read(_COMPRESSED_READ_BYTES) or b""):
                 raise EOFError("it ends within a stream")
             try:
@@ -217,13 +226,13 @@ class TextReader(Reader):
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
         """Return whole files, or ranges of lines of about one size; compressed files are not cut."""
-        found: list[Piece] = []
+        ranges: list[Piece] = []
         most = sum(file_size(path) or 0 for path in self.paths) // n_tasks
         most = min(max(most, LEAST_RANGE_BYTES), MOST_RANGE_BYTES)
         for whole in super().pieces():
             path, _, _, size = whole
             if n_tasks == 1 or size <= most or is_compressed(path):
-                found.append(whole)
+                ranges.append(whole)
                 continue
             with io.BufferedReader(open_bytes(path)) as file:
                 start = 0
@@ -233,9 +242,9 @@ class TextReader(Reader):
                     while (text := file.readline(_COMPRESSED_READ_BYTES)) and not text.endswith(b"\n"):
                         pass
                     stop = min(file.tell(), size)
-                    found.append(Piece(path, start, stop, stop - start))
+                    ranges.append(Piece(path, start, stop, stop - start))
                     start = stop
-        return found
+        return ranges
 
     def count(self, piece: Piece) -> Counted:
         n_rows, n_lines, whole = zip(*map(self.count_block, self.texts([piece])), strict=True)
@@ -255,14 +264,20 @@ class TextReader(Reader):
         Three blocks are in memory, besides what decompression takes; a block may grow for a line, and a decoder of xz take
         memory, as far as `reading` allows. Buffers are used in turn.
         """
-        block_bytes, most = self.reading.block_bytes, self.reading.max_line_bytes
-        bytes_before, buffers = 0, deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
+        block_bytes = self.reading.block_bytes
+        most = self.reading.max_line_bytes
+        bytes_before = 0
+        buffers = deque(bytearray(block_bytes + PADDING) for _ in range(1 + AHEAD))
         for piece in pieces:
-            name, tail, first, more = display_name(piece.path), b"", piece.start == 0, True
+            name = display_name(piece.path)
+            tail = b""
+            first = piece.start == 0
+            more = True
             with _open(piece) as raw:
                 file = _decompressed(raw, name, self.reading.decoder_bytes) if piece.stop is None else raw
                 while more:
-                    buffer, size = buffers.popleft(), len(tail)
+                    buffer = buffers.popleft()
+                    size = len(tail)
                     if len(buffer) != block_bytes + PADDING or size > block_bytes:  # for a long line
                         buffer = bytearray(max(size, block_bytes) + PADDING)
                     buffer[:size] = tail
@@ -286,7 +301,8 @@ class TextReader(Reader):
                         stop = size
                     tail = bytes(memoryview(buffer)[stop:size])
                     start = len(_BYTE_ORDER_MARK) if first and buffer.startswith(_BYTE_ORDER_MARK) else 0
-                    text, bytes_read = np.frombuffer(buffer, np.uint8)[start:], bytes_before + raw.n_bytes
+                    text = np.frombuffer(buffer, np.uint8)[start:]
+                    bytes_read = bytes_before + raw.n_bytes
                     yield ByteBlock(text, stop - start, name, first, bytes_read)
                     first = False
                 bytes_before += raw.n_bytes
@@ -294,7 +310,8 @@ class TextReader(Reader):
 
 def _fill(file: Any, buffer: bytearray, part: slice, name: str) -> int:
     """Read until a part of a buffer is full or the source ends; return the bytes read."""
-    filled, found = 0, "expected a whole compressed file, found a truncated or damaged one"
+    filled = 0
+    found = "expected a whole compressed file, found a truncated or damaged one"
     with (
         refusing_damage(_DAMAGE, found, name),
         file_named(name),

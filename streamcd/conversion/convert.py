@@ -34,7 +34,7 @@ _BLOCK_BYTES_OF_SEVERAL = 1 << 20
 
 
 @takes(ConvertOptions)
-def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
+def convert(sources: Any, dest: str | Path, given: ConvertOptions) -> Dataset:
     """Convert text, tables or arrays to a dataset, which depends neither on `memory` nor on `workers`.
 
     Parameters
@@ -67,25 +67,27 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
     >>> data.n_rows
     8000
     """
-    dest, listener = local_path(dest, "a dataset to be written"), asked.listener
+    dest = local_path(dest, "a dataset to be written")
+    listener = given.listener
     from_files = is_files(sources)
     files = expand(sources) if from_files else Files([], {}, {})
     paths = files.paths
-    if isinstance(asked.like, Dataset):
-        asked = replace(asked, like=str(asked.like.path))
-    like = None if asked.like is None else load_like(location(asked.like))
-    workers = asked.workers
-    named = [str(location(path)) for path in (asked.weights, asked.like) if path is not None]
-    check_place(dest, [*paths, *named], force=asked.force)
+    if isinstance(given.like, Dataset):
+        given = replace(given, like=str(given.like.path))
+    like = None if given.like is None else load_like(location(given.like))
+    workers = given.workers
+    named = [str(location(path)) for path in (given.weights, given.like) if path is not None]
+    check_place(dest, [*paths, *named], force=given.force)
     if from_files and workers > 1 and total_bytes(paths) is None:
         listener.warning(
             "standard input, pipes and servers without ranges are read by one process: converting with --workers 1"
         )
         workers = 1
-    options = replace(asked, workers=workers)
+    options = replace(given, workers=workers)
     if like is not None:  # features are numbered as there
-        compact, target = like.indices.kept is not None, like.has_targets
-        options = replace(options, compact=asked.compact or compact, target=asked.target or target)
+        compact = like.indices.kept is not None
+        target = like.has_targets
+        options = replace(options, compact=given.compact or compact, target=given.target or target)
     needs = 0, not from_files or bool(options.label)
     # what reading holds all the time, and whether there are strings, is known of an opened source
     for _ in range(2):
@@ -99,7 +101,7 @@ def convert(sources: Any, dest: str | Path, asked: ConvertOptions) -> Dataset:
         if found == needs:
             break
         needs = found
-    _check(asked, like, source)
+    _check(given, like, source)
     for message in source.messages:
         listener.message(message)
     with (
@@ -118,16 +120,20 @@ def load_like(path: Location) -> Like:
     if isinstance(path, Path) and not path.exists():
         raise UsageError(f"--like {path} does not exist")
     if (path / "manifest.json").exists():
-        found: Any = open_dataset(path)
-        scaling, encoding, indices = found.read_scaling(), encoding_of(found), indices_of(found)
+        model: Any = open_dataset(path)
+        scaling = model.read_scaling()
+        encoding = encoding_of(model)
+        indices = indices_of(model)
     else:
         from ..models.stored import load_model, models_of_path  # needed for this only
 
         # of a path over C, whose models are encoded alike
-        found = load_model(next(iter(models_of_path(path).values()), path), deviations=False)
-        scaling, encoding, indices = found.scaling, found.encoding, found.source_indices
-    names = tuple(found.class_names or ())
-    return Like(indices, found.n_features, found.classes, scaling, encoding, names, found.has_targets)
+        model = load_model(next(iter(models_of_path(path).values()), path), deviations=False)
+        scaling = model.scaling
+        encoding = model.encoding
+        indices = model.source_indices
+    names = tuple(model.class_names or ())
+    return Like(indices, model.n_features, model.classes, scaling, encoding, names, model.has_targets)
 
 
 def make_plan(
@@ -137,8 +143,11 @@ def make_plan(
 
     `held_bytes` are those of the source, which may have strings to be numbered.
     """
-    memory, chunk_bytes = int(options.memory), int(options.chunk_size)
-    known, scales_bytes, changes_values = {}, 0, (options.scale, options.normalize) != ("none", "none")
+    memory = int(options.memory)
+    chunk_bytes = int(options.chunk_size)
+    known = {}
+    scales_bytes = 0
+    changes_values = (options.scale, options.normalize) != ("none", "none")
     if like is not None:
         changes_values = like.scaling.changes_values
         scales_bytes = 0 if like.scaling.scales is None else like.scaling.scales.nbytes
@@ -156,8 +165,8 @@ def make_plan(
         **known,
         "scales of the features": 2 * scales_bytes,  # as stored, and as used
     }
-    own = {"scales of the features": scales_bytes, **known}
-    left = memory_per_worker(memory, options.workers, needs, own, _HELD_ADVICE if held_bytes else "")
+    shared = {"scales of the features": scales_bytes, **known}
+    left = memory_per_worker(memory, options.workers, needs, shared, _HELD_ADVICE if held_bytes else "")
     left += _LEAST_BYTES
     # a block takes three buffers of text and up to six times as much for its rows
     most = BLOCK_BYTES if options.workers == 1 else _BLOCK_BYTES_OF_SEVERAL
@@ -197,43 +206,43 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
     )
 
 
-def _check(asked: ConvertOptions, like: Like | None, source: Source) -> None:
+def _check(options: ConvertOptions, like: Like | None, source: Source) -> None:
     """Refuse options that exclude each other, or are not for such a source."""
     given = {
-        "--index-base": asked.index_base != "auto",
-        "--n-features": asked.n_features is not None,
-        "--compact": asked.compact and (like is None or like.indices.kept is None),
+        "--index-base": options.index_base != "auto",
+        "--n-features": options.n_features is not None,
+        "--compact": options.compact and (like is None or like.indices.kept is None),
     }
     of_indices = ", ".join(name for name, is_given in given.items() if is_given)
     if like is not None:
         of_table = source.encoding is not None
         given |= {
-            "--target": asked.target and not like.has_targets,
-            "--scale": asked.scale != "none",
-            "--normalize": asked.normalize != "none",
-            **dict.fromkeys(asked.given, of_table),
+            "--target": options.target and not like.has_targets,
+            "--scale": options.scale != "none",
+            "--normalize": options.normalize != "none",
+            **dict.fromkeys(options.given, of_table),
         }
         taken = ", ".join(name for name, is_given in given.items() if is_given)
         refuse(
             UsageError,
             (
                 of_table and like.encoding is None,
-                f"--like {asked.like}: its data came from no table; convert its own table first, or give --label here",
+                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here",
             ),
             (
                 taken,
                 f"{taken} and --like exclude each other: --like takes labels, columns, indices and scaling from "
-                f"{asked.like} ({like.scaling.options()})",
+                f"{options.like} ({like.scaling.options()})",
             ),
         )
     refuse(
         UsageError,
         (
-            asked.compact and asked.n_features is not None,
+            options.compact and options.n_features is not None,
             "--n-features and --compact exclude each other: --compact counts the features that occur",
         ),
         (
-            source.weighted and asked.weights is not None,
+            source.weighted and options.weights is not None,
             "--weights and --weight-column exclude each other: give the weights once",
         ),
         (

@@ -63,7 +63,8 @@ def record_starts(text: np.ndarray, delimiter: str) -> tuple[np.ndarray, np.ndar
     starts = np.concatenate([[0], ends + 1])
     end = int(starts[-1])
     sizes = np.diff(starts, append=text.size)
-    starts, sizes = starts[sizes > 1], sizes[sizes > 1]
+    starts = starts[sizes > 1]
+    sizes = sizes[sizes > 1]
     is_blank = (sizes == 2) & (text[starts] == ord("\r"))
     return starts[~is_blank], newlines, end
 
@@ -87,9 +88,9 @@ class CsvReader(TextReader, TableReader):
 
     def renamed(self) -> dict[str, str]:
         return {
-            name: f"the header has {found!r} twice" if found else "the header has no name for it"
-            for name, found in self._headers[self.paths[0]][0].items()
-            if name != found
+            name: f"the header has {written!r} twice" if written else "the header has no name for it"
+            for name, written in self._headers[self.paths[0]][0].items()
+            if name != written
         }
 
     def schema(self, path: str) -> pa.Schema:
@@ -124,9 +125,11 @@ class CsvReader(TextReader, TableReader):
     def _first(self) -> Block:
         """The first megabyte, with the types that it suggests."""
         path = self.paths[0]
-        (names, start), text = self._headers[path], self._sample(path)
+        names, start = self._headers[path]
+        text = self._sample(path)
         end = self.last_end(bytearray(text), len(text)) if len(text) == HEAD_BYTES else len(text)
-        rows, line = np.frombuffer(text[start:end] + b"\n", np.uint8), text.count(b"\n", 0, start)
+        rows = np.frombuffer(text[start:end] + b"\n", np.uint8)
+        line = text.count(b"\n", 0, start)
         block = self._read(rows, path, list(names), {}, line)
         if not re.search(rb"0[xX]", text):
             return block
@@ -153,25 +156,26 @@ class CsvReader(TextReader, TableReader):
         return {path: self._header(path) for path in self.paths}
 
     def _header(self, path: str) -> tuple[dict[str, str], int]:
-        text, found = self._sample(path), list[str]()
+        text = self._sample(path)
+        names = list[str]()
         starts = record_starts(np.frombuffer(text + b"\n", np.uint8), self._delimiter)[0].tolist() or [0]
         first, stop = [*starts, len(text)][:2]
         line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
-            found = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
+            names = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
         refuse(
             DataError,
             (
-                not found,
+                not names,
                 f"{display_name(path)}:1: expected the names of the columns in UTF-8, with closed quotes, found "
                 f"{line[:60]!r}; correct the line",
             ),
             (
-                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in found),
+                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in names),
                 f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names",
             ),
         )
-        return _numbered([name.strip() for name in found]), stop
+        return _numbered([name.strip() for name in names]), stop
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         numbers = {"number": pa.float64(), "nothing": pa.float64(), "boolean": pa.bool_()}
@@ -215,14 +219,15 @@ class CsvReader(TextReader, TableReader):
         if not starts.size:
             return block._replace(content=one_batch(pa.table({name: pa.nulls(0) for name in chosen})))
         if end < text.size:
-            found = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
+            quoted = bytes(text[end : end + 60]).split(b"\n")[0].decode(errors="replace")
             raise DataError(
-                f"{block.place(-1)}: expected closed quotes, found one that is not closed: {found!r}; close it"
+                f"{block.place(-1)}: expected closed quotes, found one that is not closed: {quoted!r}; close it"
             )
         # memory of Arrow's own: its threads may let go of it late, and would abort a process that ends if it were Python's
         buffer = pa.allocate_buffer(text.size)
         np.frombuffer(buffer, np.uint8)[:] = text
-        columns, names = list[Any](), [*self._headers[path][0]]
+        columns = list[Any]()
+        names = [*self._headers[path][0]]
         parse = csv.ParseOptions(delimiter=self._delimiter)
         for k in range(0, len(chosen), _COLUMNS_AT_A_TIME):
             convert = csv.ConvertOptions(
@@ -245,19 +250,19 @@ class CsvReader(TextReader, TableReader):
                         raise DataError(self._complaint(str(error), names, block.place)) from None
         return block._replace(content=one_batch(pa.Table.from_arrays(columns, chosen)))
 
-    def _complaint(self, error: str, names: list[str], place: Callable[[int], str]) -> str:
+    def _complaint(self, error: str, names: list[str], describe: Callable[[int], str]) -> str:
         """Describe a refusal by Arrow."""
         ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", error, re.DOTALL)
         if ragged:
-            row, expected, found, text = ragged.groups()
-            return f"{place(int(row) - 1)}: expected {expected} columns, found {found}: {text[:60]!r}; correct the line"
+            row, expected, actual, text = ragged.groups()
+            return f"{describe(int(row) - 1)}: expected {expected} columns, found {actual}: {text[:60]!r}; correct the line"
         bad = re.search(
             r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+)(?:\[.*?\])?: (.*)",
             error,
             re.DOTALL,
         )
         if not bad:
-            return f"{place(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
+            return f"{describe(0)}: expected delimited text, found something else ({error.splitlines()[0]})"
         column, row, type_, what = bad.groups()
         name = names[int(column)] if int(column) < len(names) else column
         kinds = {
@@ -268,7 +273,8 @@ class CsvReader(TextReader, TableReader):
         }
         zone = re.match(r"expected (?:a|(no)) zone offset in '(.*?)'(?:\.|$)", what)
         value = zone[2] if zone else what.removeprefix("invalid value ").strip("'")
-        expected, remedy = kinds.get(type_, "text in UTF-8"), "correct the line"
+        expected = kinds.get(type_, "text in UTF-8")
+        remedy = "correct the line"
         if zone:
             expected += f" with{'out' * bool(zone[1])} a zone"
         if type_ in kinds:
@@ -280,14 +286,16 @@ class CsvReader(TextReader, TableReader):
             remedy += f"{out}, or take it as text, as a category: --category {name}"
         if type_ == "double" and forms_of(arrow_strings([value]))[0] == COMMA:
             remedy = f"turn its decimal comma into a point before ({RECIPES})"
-        return f"{place(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value[:40]!r}; {remedy}"
+        return f"{describe(int(row or 1) - 1)}: column {name!r}: expected {expected}, found {value[:40]!r}; {remedy}"
 
 
 def _numbered(header: Sequence[str]) -> dict[str, str]:
     """Number the names that stand twice, from the second on, and name the columns without one by their place."""
-    taken, names = set(header), dict[str, str]()
-    for place, text in enumerate(header, 1):
-        name, number = text or f"column {place}", 0
+    taken = set(header)
+    names = dict[str, str]()
+    for position, text in enumerate(header, 1):
+        name = text or f"column {position}"
+        number = 0
         while name in names or (name != text and name in taken):
             number += 1
             name = f"{text}.{number}"

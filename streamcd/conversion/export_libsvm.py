@@ -43,7 +43,7 @@ def export_libsvm(
     """
     target = Path(path)
     refuse_other_ending(target, "libsvm text")
-    check_output(target, "libsvm text", lambda found: begins_with(found, _FIRST_LINE), force=force)
+    check_output(target, "libsvm text", lambda existing: begins_with(existing, _FIRST_LINE), force=force)
     n_chunk_entries = int(np.diff(dataset.entry_start).max(initial=0))
     needs = {
         "one chunk": n_chunk_entries * (2 * dataset.entry_bytes + 8),
@@ -61,7 +61,8 @@ def export_libsvm(
     index_dtype = np.dtype(np.int64) if dataset.manifest.get("compact") else dataset.index_dtype
     layout = Layout((np.dtype(np.int64), np.dtype(np.float64)), (index_dtype, dataset.value_dtype))
     with scratch_directory(target.parent, "export") as scratch:
-        run, ends = scratch / "run", _range_ends(dataset, layout, left // 2)
+        run = scratch / "run"
+        ends = _range_ends(dataset, layout, left // 2)
         with PartitionWriter(run, layout, len(ends), left // 2) as writer:
             _partition_rows(dataset, writer, Ranges(0, ends), listener)
         with (
@@ -83,7 +84,8 @@ def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int
         # in memory twice: as they are read, and in order
         row_bytes = 2 * (layout.record_bytes + layout.item_bytes * n_entries.astype(np.int64)) + 40
         np.add.at(size, source // width, row_bytes)
-    ends, held = [], 0
+    ends = []
+    held = 0
     for number, n_bytes in enumerate(size.tolist()):
         if held and held + n_bytes > bucket_bytes:
             ends.append(number * width)
@@ -97,7 +99,8 @@ def _partition_rows(dataset: Dataset, writer: PartitionWriter, ranges: Ranges, l
     indices = indices_of(dataset)
     for chunk in range(dataset.n_chunks):
         data = dataset.read(chunk)
-        feature, value = data.feature, data.value
+        feature = data.feature
+        value = data.value
         if indices.kept is not None:
             feature, value = sorted_rows(data.indptr, indices.of(feature) - indices.base, value)
         rows = Records([data.source, data.label], data.indptr, (feature, value))

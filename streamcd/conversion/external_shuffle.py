@@ -95,7 +95,8 @@ class RunWriter:
     """Writer of the rows of task `number`, to one run, or to several if indices become wide."""
 
     def __init__(self, form: RunFormat, number: int) -> None:
-        self._form, self._number = form, number
+        self._form = form
+        self._number = number
         self._writer: PartitionWriter | None = None
         self._n_runs = 0
         self._wide = False
@@ -144,7 +145,8 @@ class RunReader:
     """Reader of cells. `wide` where any index needs 64 bits; `held` are all rows, where no run was written: one cell."""
 
     def __init__(self, form: RunFormat, wide: bool, held: Rows | None) -> None:
-        self._form, self._layout = form, form.layout(wide)
+        self._form = form
+        self._layout = form.layout(wide)
         self.held: tuple[Cell, Rows, np.ndarray] | None = None  # with their final order
         if held is not None:
             cell = Cell("", 0, held.n_rows, held.index.size)
@@ -160,7 +162,8 @@ class RunReader:
 
     def plan(self, start: int, stop: int, lengths: Path) -> list[Cell]:
         """Cut buckets into cells, and write the entries of their rows in final order."""
-        form, cells = self._form, list[Cell]()
+        form = self._form
+        cells = list[Cell]()
         with open(lengths, "wb") as file:
             if self.held is not None:
                 cell, rows, order = self.held
@@ -177,7 +180,8 @@ class RunReader:
 
     def _cut(self, run: str, bucket: int, bits: int) -> Iterator[Cell]:
         """Cut a bucket of rows that share `bits` bits of their keys by further ones, until its parts fit."""
-        form, most = self._form, self._form.memory_bytes // 4
+        form = self._form
+        most = self._form.memory_bytes // 4
         with self._reader(run) as reader:
             cell = Cell(run, bucket, *reader.size(bucket))
             n_bytes = cell.n_rows * _ROW_BYTES + cell.n_entries * self._layout.item_bytes
@@ -216,8 +220,8 @@ class Shape(NamedTuple):
 
     def indices(self) -> SourceIndices:
         """Return the indices, which stay in their file, cached by the system."""
-        kept = None if self.kept is None else np.load(self.kept, mmap_mode="r")
-        return SourceIndices(self.index_base, kept)
+        numbers = None if self.kept is None else np.load(self.kept, mmap_mode="r")
+        return SourceIndices(self.index_base, numbers)
 
 
 class Shard(NamedTuple):
@@ -239,10 +243,11 @@ def cut_shards(
     lengths = [work / f"lengths-{start:07d}" for start, _ in ranges]
     tasks = [(reader, *ends, path) for ends, path in zip(ranges, lengths, strict=True)]
     sizes = [stop - start for start, stop in ranges]
-    found = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
-    cells = [cell for bucket in found for cell in bucket]
+    buckets = pool.run(RunReader.plan, tasks, phase="sort", unit="buckets", sizes=sizes)
+    cells = [cell for bucket in buckets for cell in bucket]
     chunk_rows, chunk_entries = cut_chunks(lengths, chunk_bytes, entry_bytes)
-    borders, held = [0], 0
+    borders = [0]
+    held = 0
     for chunk, n_entries in enumerate(chunk_entries.tolist()):
         if held >= shard_bytes:
             borders.append(chunk)
@@ -252,7 +257,8 @@ def cut_shards(
     cell_start = np.cumsum([0, *(cell.n_rows for cell in cells)])
     shards: list[Shard] = []
     for first, stop in pairwise([*borders, chunk_rows.size]):
-        row0, row_end = int(row_start[first]), int(row_start[stop])
+        row0 = int(row_start[first])
+        row_end = int(row_start[stop])
         low = int(np.searchsorted(cell_start, row0, side="right")) - 1
         high = int(np.searchsorted(cell_start, row_end, side="left"))
         numbered = [(int(cell_start[i]), cells[i]) for i in range(low, high)]
@@ -266,12 +272,16 @@ def cut_chunks(lengths: Sequence[Path], chunk_bytes: int, entry_bytes: int) -> t
 
     A row larger than a chunk is a chunk of its own.
     """
-    n_rows, n_entries, counts = array("q"), array("q"), np.empty(0, np.int64)  # those of an open chunk
+    # those of an open chunk
+    n_rows = array("q")
+    n_entries = array("q")
+    counts = np.empty(0, np.int64)
     for path in lengths:
         with open(path, "rb") as file:
             while (more := np.fromfile(file, np.int64, _LENGTHS_AT_A_TIME)).size:
                 counts = np.concatenate([counts, more])
-                end, start = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES), 0
+                end = np.cumsum(counts * entry_bytes + _DISK_ROW_BYTES)
+                start = 0
                 while True:
                     before = int(end[start - 1]) if start else 0
                     stop = max(int(np.searchsorted(end, before + chunk_bytes, side="right")), start + 1)
@@ -310,11 +320,14 @@ def pass_over(work: ShardPass, shards: Sequence[Shard], tell: Tell | None) -> tu
     """Write shards and count labels, unless features are only summed up, and leave the sums of features."""
     sums = work.summing.begin(f"{shards[0].number:07d}", 0, work.shape.n_features)
     numbered = None if work.numbering is None else work.numbering.opened()
-    indices, index_dtype, scaling = work.shape.indices(), work.shape.index_dtype, work.scaling
+    indices = work.shape.indices()
+    index_dtype = work.shape.index_dtype
+    scaling = work.scaling
     if work.scales is not None:
         scaling = replace(scaling, scales=np.load(work.scales))
     means = None if work.means is None else np.load(work.means)
-    parts, labels = list[Future[Part]](), LabelCounts(None if work.has_targets else {})
+    parts = list[Future[Part]]()
+    labels = LabelCounts(None if work.has_targets else {})
     # one thread gathers, the other encodes: no processor is idle while the last few shards are written
     with ThreadPoolExecutor(1, thread_name_prefix="streamcd-encode") as thread:
         for shard in shards:
@@ -361,7 +374,8 @@ def _scaled(chunk: Rows, scaling: Scaling, n_features: int) -> Rows:
 def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
     """Yield the chunks of a shard, gathered from its cells, of which a thread reads the next one."""
     sizes = zip(shard.chunk_rows.tolist(), shard.chunk_entries.tolist(), strict=True)
-    chunk, filled = None, 0
+    chunk = None
+    filled = 0
     # two in memory: what parsing took is free by now
     loaded = ahead((reader.load(cell) for _, cell in shard.cells), 1)
     for row0, cell in shard.cells:
@@ -370,7 +384,8 @@ def _chunks(reader: RunReader, shard: Shard) -> Iterator[Rows]:
         rows, order = next(loaded)  # zip would keep the last ones until it has the next
         while start < end:
             if chunk is None:
-                chunk, filled = rows.room(*next(sizes)), 0
+                chunk = rows.room(*next(sizes))
+                filled = 0
             stop = min(start + chunk.n_rows - filled, end)
             rows.gather(order[start:stop], chunk, filled)
             filled += stop - start

@@ -37,9 +37,12 @@ class FeatureSums:
     """Sums of the features ``start <= feature < stop``, of entries or of other sums; saved in `path` by `close`."""
 
     def __init__(self, start: int, stop: int, path: Path = Path()) -> None:
-        self._start, self._path, self._shard = start, path, 0
+        self._start = start
+        self._path = path
+        self._shard = 0
         self._sums = np.zeros((stop - start, SUMS_WIDTH))
-        self._sums[:, 3], self._sums[:, 4] = np.inf, -np.inf
+        self._sums[:, 3] = np.inf
+        self._sums[:, 4] = -np.inf
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
         """Add the next entries of the dataset, from this shard, all of features in the range."""
@@ -49,43 +52,46 @@ class FeatureSums:
             self._shard = shard
         add_entries(feature - self._start if self._start else feature, value, self._sums.reshape(-1))
 
-    def add_sums(self, found: np.ndarray) -> None:
+    def add_sums(self, added: np.ndarray) -> None:
         """Add sums (`SUMS`) of later rows, all of features in the range, once each."""
-        place, sums = found["feature"] - self._start, found["sums"]
-        own = self._sums[place]
-        own[:, :3] += sums[:, :3]
-        np.minimum(own[:, 3], sums[:, 3], out=own[:, 3])
-        np.maximum(own[:, 4], sums[:, 4], out=own[:, 4])
-        self._sums[place] = own
+        position = added["feature"] - self._start
+        sums = added["sums"]
+        held = self._sums[position]
+        held[:, :3] += sums[:, :3]
+        np.minimum(held[:, 3], sums[:, 3], out=held[:, 3])
+        np.maximum(held[:, 4], sums[:, 4], out=held[:, 4])
+        self._sums[position] = held
 
     def groups(self) -> Iterator[np.ndarray]:
         """Yield the sums (`SUMS`) of the features that occur, ascending."""
         for first in range(0, len(self._sums), GROUP_FEATURES):
             occurs = first + np.flatnonzero(self._sums[first : first + GROUP_FEATURES, 0])
-            own, found = self._sums[occurs], np.empty(occurs.size, SUMS)
-            own[:, 1:3] += own[:, 5:]
-            found["feature"], found["sums"] = occurs + self._start, own[:, :5]
-            yield found
+            of_features = self._sums[occurs]
+            group = np.empty(occurs.size, SUMS)
+            of_features[:, 1:3] += of_features[:, 5:]
+            group["sums"] = of_features[:, :5]
+            group["feature"] = occurs + self._start
+            yield group
 
     def close(self) -> None:
         with open(self._path, "wb") as file:
-            for found in self.groups():
-                found.tofile(file)
+            for group in self.groups():
+                group.tofile(file)
 
 
 def read_sums(path: Path) -> Iterator[np.ndarray]:
     """Yield saved sums (`SUMS`), of a fixed number of features at a time."""
     with open(path, "rb") as file:
-        while (found := np.fromfile(file, SUMS, GROUP_FEATURES)).size:
-            yield found
+        while (group := np.fromfile(file, SUMS, GROUP_FEATURES)).size:
+            yield group
 
 
-def statistics_of(found: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
+def statistics_of(group: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
     """Return the columns of ``features.parquet`` from sums over `n_rows` rows, where absent entries count as zeros."""
-    number, total, squares, least, greatest = found["sums"].T
+    number, total, squares, least, greatest = group["sums"].T
     absent = np.where(number < n_rows, 0.0, np.nan)
     return {
-        "feature": found["feature"],
+        "feature": group["feature"],
         "n_entries": number.astype(np.int64),
         "min": np.fmin(least, absent),
         "max": np.fmax(greatest, absent),
@@ -96,12 +102,13 @@ def statistics_of(found: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
 
 def sums_of(columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
     """Return the sums (`SUMS`) from statistics over `n_rows` rows."""
-    mean, mean_square = columns["mean"] * n_rows, columns["mean_square"] * n_rows
-    found = np.empty(mean.size, SUMS)
-    found["feature"] = columns["feature"]
+    mean = columns["mean"] * n_rows
+    mean_square = columns["mean_square"] * n_rows
+    group = np.empty(mean.size, SUMS)
+    group["feature"] = columns["feature"]
     sums = columns["n_entries"], mean, mean_square, columns["min"], columns["max"]
-    found["sums"] = np.stack(sums, axis=1)
-    return found
+    group["sums"] = np.stack(sums, axis=1)
+    return group
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,7 +125,8 @@ class Summing:
 
     def begin(self, name: str, start: int, stop: int) -> FeatureSums | _EntriesByRange:
         """Begin the sums of some features in some shards."""
-        path, width = self.directory / name, self._width(start, stop)
+        path = self.directory / name
+        width = self._width(start, stop)
         if width >= stop - start:
             return FeatureSums(start, stop, path)
         return _EntriesByRange(path, start, stop, width, self.memory_bytes // 2)
@@ -134,17 +142,18 @@ class Summing:
         if self._width(0, self.n_features) >= self.n_features:
             whole = FeatureSums(0, self.n_features, out)
             for path in paths:
-                for found in read_sums(path):
-                    whole.add_sums(found)
+                for group in read_sums(path):
+                    whole.add_sums(group)
             whole.close()
             return
         with open(out, "wb") as file:
-            for found in self._by_ranges(paths, 0, self.n_features):
-                found.tofile(file)
+            for group in self._by_ranges(paths, 0, self.n_features):
+                group.tofile(file)
 
     def _by_ranges(self, paths: Sequence[Path], start: int, stop: int) -> Iterator[np.ndarray]:
         """Sum up entries in files, one range of features after the other."""
-        again, width = self.directory / f"{start}-{stop}", self._width(start, stop)
+        again = self.directory / f"{start}-{stop}"
+        width = self._width(start, stop)
         with PartitionReader(paths, _LAYOUT) as reader:
             for number, first in enumerate(range(start, stop, width)):
                 end = min(first + width, stop)
@@ -167,7 +176,8 @@ class _EntriesByRange:
     """Entries written to a file by ranges of features."""
 
     def __init__(self, path: Path, start: int, stop: int, width: int, memory_bytes: int) -> None:
-        self._start, self._width = start, width
+        self._start = start
+        self._width = width
         self._writer = PartitionWriter(path, _LAYOUT, -(-(stop - start) // width), max(memory_bytes, 1))
 
     def add(self, shard: int, feature: np.ndarray, value: np.ndarray) -> None:
@@ -186,8 +196,8 @@ class _EntriesByRange:
 def save_means(sums: Path, n_rows: int, n_features: int, out: Path) -> None:
     """Write the mean of every feature; NaN for features with a single value, whose deviation is 0."""
     means = np.zeros(n_features)
-    for found in read_sums(sums):
-        piece = statistics_of(found, n_rows)
+    for group in read_sums(sums):
+        piece = statistics_of(group, n_rows)
         means[piece["feature"]] = np.where(piece["min"] < piece["max"], piece["mean"], np.nan)
     np.save(out, means)
 
@@ -199,16 +209,17 @@ def save_scales(sums: Path, n_rows: int, n_features: int, means: Path | None, ou
     `sums` are then those of the entries minus the means of their features. The difference of mean square and squared
     mean would lose all digits if the mean is large.
     """
-    scales, mean = np.ones(n_features), None if means is None else np.load(means)
+    scales = np.ones(n_features)
+    mean = None if means is None else np.load(means)
     for group in read_sums(sums):
         piece = statistics_of(group, n_rows)
         feature = piece["feature"]
         if mean is None:
-            found = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
+            size = np.maximum(np.abs(piece["min"]), np.abs(piece["max"]))
         else:
             absent = 1.0 - piece["n_entries"] / n_rows
-            found = np.sqrt(piece["mean_square"] + absent * mean[feature] ** 2)
-        scales[feature] = np.where(found > 0, found, 1.0)  # false for NaN too
+            size = np.sqrt(piece["mean_square"] + absent * mean[feature] ** 2)
+        scales[feature] = np.where(size > 0, size, 1.0)  # false for NaN too
     np.save(out, scales)
     return scales_digest(scales)
 
@@ -248,7 +259,8 @@ class LabelCounts:
     def manifest(self, known: np.ndarray | None, *, targets: bool) -> dict[str, Any]:
         """Return the manifest's fields of classes, with `known` ones that do not occur, or of `targets`."""
         if self.counts is None:
-            least, greatest = self.least, self.greatest
+            least = self.least
+            greatest = self.greatest
             ends = {"targets": {"min": least, "max": greatest}} if targets else {}
             return {"classes": None, "class_counts": None, "label_kind": "decimal", **ends}
         counts = dict.fromkeys([] if known is None else known.tolist(), 0) | self.counts
@@ -287,7 +299,9 @@ class DistinctFeatures:
 
     def merge(self) -> np.ndarray:
         """Return all indices so far; raises `UsageError` if they are too many for the memory."""
-        merged, self._parts, self._n_new = np.concatenate(self._parts), [], 0
+        merged = np.concatenate(self._parts)
+        self._parts = []
+        self._n_new = 0
         merged = sorted_distinct(merged)
         self._parts = [merged]
         needed = 24 * merged.size  # the next merge holds the features twice, and a quarter more

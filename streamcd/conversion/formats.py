@@ -29,7 +29,9 @@ from .sources import (
     total_bytes,
 )
 
-_TABLES, _TEXT, _MATRICES = ("csv", "parquet", "arrow"), ("libsvm", "csv"), ("npz", "npy")
+_TABLES = ("csv", "parquet", "arrow")
+_TEXT = ("libsvm", "csv")
+_MATRICES = ("npz", "npy")
 _MAGIC = (
     (b"PAR1", "parquet"),
     (b"ARROW1", "arrow"),
@@ -79,21 +81,25 @@ def expand(sources: str | Path | Sequence[str | Path]) -> Files:
 
 def _expand(source: str, files: Files) -> None:
     """Add the files of a source."""
-    path, passed_over = location(source), dict[str, str]()
-    root, n_matched = str(path), 0
+    path = location(source)
+    passed_over = dict[str, str]()
+    root = str(path)
+    n_matched = 0
     if source == STANDARD_INPUT:
         listed = {source: 0}
     elif isinstance(path, Url):
         root = root.rstrip("/")
-        found = [str(file) for file in path.expand()]
-        if found and root not in found:
+        names = [str(file) for file in path.expand()]
+        if names and root not in names:
             _refuse_other_kind(path)
         if glob.has_magic(root):
-            pattern, root = root, re.split(r"[*?[]", root)[0].rpartition("/")[0]
+            pattern = root
+            root = re.split(r"[*?[]", root)[0].rpartition("/")[0]
             n_matched = sys.maxsize if "**" in pattern else pattern.count("/") - root.count("/")
-        listed = dict.fromkeys(found, n_matched)
+        listed = dict.fromkeys(names, n_matched)
     else:
-        is_pattern, matches = not path.exists(), iter([path])
+        is_pattern = not path.exists()
+        matches = iter([path])
         if path.is_dir():
             _refuse_other_kind(path)
             matches = path.iterdir()
@@ -103,7 +109,8 @@ def _expand(source: str, files: Files) -> None:
             # a pattern of pathlib's does not follow symbolic links, which may lead back
             above = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
             within = (path / "*" if path.name == "**" else path).relative_to(above)
-            root, matches = str(above), above.glob(str(within))
+            root = str(above)
+            matches = above.glob(str(within))
         listed = {
             str(file): len(match.relative_to(root).parts) if is_pattern else 0
             for match in matches
@@ -160,19 +167,19 @@ def recognise(path: str, decoder_bytes: int, format: str) -> str:
     text = read_head(path, decoder_bytes)
     if not text.strip() or format != "auto":
         return format if text.strip() else ""
-    found = next((name for magic, name in _MAGIC if text.startswith(magic)), "")
+    recognised = next((name for magic, name in _MAGIC if text.startswith(magic)), "")
     first_member = text[30 : 30 + int.from_bytes(text[26:28], "little")]  # if it is a ZIP archive
     if text.startswith(b"PK\x03\x04") and not first_member.endswith(b".npy"):
-        found = "a ZIP archive, as Excel's workbooks are"
-    elif not found and b"\0" in text[:_BINARY_BYTES]:
-        found = "binary data of another kind"
-    found = found or ("csv" if delimiter_of(text) else "libsvm")
-    if found not in _TEXT + _TABLES + _MATRICES:
+        recognised = "a ZIP archive, as Excel's workbooks are"
+    elif not recognised and b"\0" in text[:_BINARY_BYTES]:
+        recognised = "binary data of another kind"
+    recognised = recognised or ("csv" if delimiter_of(text) else "libsvm")
+    if recognised not in _TEXT + _TABLES + _MATRICES:
         raise DataError(
-            f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {found}; "
+            f"{display_name(path)}: expected libsvm text, CSV, Parquet, Arrow, npz or npy, found {recognised}; "
             "write it as one of these"
         )
-    return found
+    return recognised
 
 
 def open_source(files: Files, format: str, reading: Reading, options: TableOptions) -> Source:
@@ -182,15 +189,16 @@ def open_source(files: Files, format: str, reading: Reading, options: TableOptio
         by_format.setdefault(recognise(path, reading.decoder_bytes, format), []).append(path)
     empty = by_format.pop("", [])
     check_rows(len(by_format), empty, "an empty file" if len(empty) == 1 else "empty files")
-    (found, paths), *others = by_format.items()
+    (kind, paths), *others = by_format.items()
     for other, (first, *_) in others:
         raise UsageError(
-            f"expected files of one format, found {found} in {paths[0]} and {other} in {first}; convert them one by one, or "
+            f"expected files of one format, found {kind} in {paths[0]} and {other} in {first}; convert them one by one, or "
             "name the --format"
         )
-    if format == "auto" and found == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
-        found = "csv"  # a table of one column
-    format, keys = found, {path: _keys_of(path, files.roots.get(path, path)) for path in paths}
+    if format == "auto" and kind == "libsvm" and options.label and not options.label.lstrip("-").isdigit():
+        kind = "csv"  # a table of one column
+    format = kind
+    keys = {path: _keys_of(path, files.roots.get(path, path)) for path in paths}
     messages = []
     if len(paths) > 1:
         folders = {os.path.dirname(path) for path in paths}
@@ -249,8 +257,10 @@ def is_plain(path: str) -> bool:
 
 def _check(paths: list[str], format: str, reading: Reading, options: TableOptions) -> None:
     """Refuse what a format cannot be read from, or with."""
-    name, said = display_name(paths[0]), LIBSVM if format == "libsvm" else format
-    is_table, encoding = format in _TABLES, reading.encoding
+    name = display_name(paths[0])
+    said = LIBSVM if format == "libsvm" else format
+    is_table = format in _TABLES
+    encoding = reading.encoding
     given = [option for option in options.given if format == "libsvm" or option != options.label_flag]
     strings = [] if encoding is None else encoding.string_columns
     ranges = " or a server that gives ranges" if format == "parquet" else ""

@@ -35,7 +35,8 @@ class LibsvmReader(TextReader):
 
     def load_kernels(self) -> None:
         """See `Reader.load_kernels`."""
-        reading, state = self.reading, np.zeros(kernels.N_STATE, np.int64)
+        reading = self.reading
+        state = np.zeros(kernels.N_STATE, np.int64)
         allowed = kernels.Allowed(0, 0, reading.ignore_beyond, reading.needs_label, reading.end_label)
         kernels.parse_lines(
             np.zeros(0, np.uint8), 0, state, _room(0, np.dtype(reading.value_dtype)), allowed, 0.0
@@ -52,8 +53,11 @@ class LibsvmReader(TextReader):
         Refused, by file and line: a malformed token, ``nan`` or infinity, a value out of the dtype's range, an index below
         the base, beyond the width, out of order or repeated in its row; a damaged compressed file.
         """
-        counts, line, rooms = Counts(), first_line, deque[kernels.Room]()
-        reading, value_dtype = self.reading, np.dtype(self.reading.value_dtype)
+        counts = Counts()
+        line = first_line
+        rooms = deque[kernels.Room]()
+        reading = self.reading
+        value_dtype = np.dtype(self.reading.value_dtype)
         bounds = reading.index_base or 0, reading.width_end, reading.ignore_beyond
         allowed = kernels.Allowed(*bounds, reading.needs_label, reading.end_label)
         with closing(ahead(self.texts(pieces))) as blocks:
@@ -63,9 +67,11 @@ class LibsvmReader(TextReader):
                     rooms = deque(_room(n_bytes, value_dtype) for _ in range(1 + AHEAD))
                 state = np.zeros(kernels.N_STATE, np.int64)
                 state[kernels.LINE] = 0 if block.first else line
-                state[kernels.LAST], state[kernels.KNOWN] = kernels.LINE_START, -1
+                state[kernels.LAST] = kernels.LINE_START
+                state[kernels.KNOWN] = -1
                 state[kernels.MAX_SEEN] = counts.max_index
-                status, known = kernels.FULL, 0.0
+                status = kernels.FULL
+                known = 0.0
                 while status in (kernels.FULL, kernels.FLOAT):
                     status = int(kernels.parse_lines(block.text, block.stop, state, rooms[0], allowed, known))
                     if status == kernels.FLOAT:
@@ -75,11 +81,12 @@ class LibsvmReader(TextReader):
                     if status not in (kernels.END, kernels.FULL):
                         message = _complaint(status, _token(block, state), state, allowed, value_dtype)
                         raise DataError(f"{block.name}:{state[kernels.LINE] + 1}: {message}")
-                    n_rows, n_entries = int(state[kernels.ROWS]), int(state[kernels.ENTRIES])
+                    n_rows = int(state[kernels.ROWS])
+                    n_entries = int(state[kernels.ENTRIES])
                     numbers = np.arange(n_rows) + first_row + counts.n_rows
                     largest = int(state[kernels.MAX_SEEN]), f"{block.name}:{state[kernels.MAX_LINE] + 1}"
-                    found = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
-                    counts.add(Counts(*found))
+                    counted = *state[kernels.COUNTED].tolist(), bool(state[kernels.ZERO_INDEX]), *largest
+                    counts.add(Counts(*counted))
                     state[kernels.COUNTED] = 0
                     if n_rows:
                         label, indptr, index, *values = rooms[0]
@@ -94,7 +101,8 @@ class LibsvmReader(TextReader):
 
 def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
     # an entry takes four bytes of text or more; rows that are shorter than 16 make several batches of a text
-    n_rows, n_entries = max(n_bytes // 16, 1024), n_bytes // 4 + 1
+    n_rows = max(n_bytes // 16, 1024)
+    n_entries = n_bytes // 4 + 1
     return kernels.Room(
         np.empty(n_rows),
         np.zeros(n_rows + 1, np.int64),
@@ -107,30 +115,31 @@ def _room(n_bytes: int, value_dtype: np.dtype) -> kernels.Room:
 def _complaint(
     status: int, token: str, state: np.ndarray, allowed: kernels.Allowed, value_dtype: np.dtype
 ) -> str:
-    found = f"found {shortened(token, 41)!r}"
+    actual = f"found {shortened(token, 41)!r}"
     if token.startswith("qid:"):
-        return f"expected qid:number, {found}; correct the line"
-    number, base = token.rpartition(":")[2].lower().lstrip("+-"), allowed.least_index
+        return f"expected qid:number, {actual}; correct the line"
+    number = token.rpartition(":")[2].lower().lstrip("+-")
+    base = allowed.least_index
     if status in (kernels.BAD_LABEL, kernels.BAD_VALUE) and number in ("nan", "inf", "infinity"):
         what = "label" if status == kernels.BAD_LABEL else "value"
-        return f"expected a finite {what}, {found}; correct or remove the line"
+        return f"expected a finite {what}, {actual}; correct or remove the line"
     wide = value_dtype == np.float64
     is_own_base = allowed.needs_label and not allowed.ignore  # not that of a model or another dataset
     return {
-        kernels.BAD_LABEL: f"expected a number as label, {found}; correct the line",
-        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {found}; rescale it"
+        kernels.BAD_LABEL: f"expected a number as label, {actual}; correct the line",
+        kernels.LABEL_RANGE: f"expected a number that is finite in float64, {actual}; rescale it"
         if status == kernels.LABEL_RANGE and np.isinf(float(token))
-        else f"expected {EXACT_LABEL}, {found}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
-        kernels.RANGE: f"expected a number that is finite in {value_dtype}, {found}; "
+        else f"expected {EXACT_LABEL}, {actual}; {NUMBER_ANEW if allowed.needs_label else 'correct the line'}",
+        kernels.RANGE: f"expected a number that is finite in {value_dtype}, {actual}; "
         + ("rescale it" if wide else "convert with --dtype float64"),
-        kernels.BAD_TOKEN: f"expected index:value, {found}; correct the line",
-        kernels.BAD_VALUE: f"expected a number after the index, {found}; correct the line",
-        kernels.BELOW: f"expected indices from {base} on, {found}; "
+        kernels.BAD_TOKEN: f"expected index:value, {actual}; correct the line",
+        kernels.BAD_VALUE: f"expected a number after the index, {actual}; correct the line",
+        kernels.BELOW: f"expected indices from {base} on, {actual}; "
         + ("use --index-base 0 or auto" if base and token[0] == "0" and is_own_base else "correct the line"),
-        kernels.ORDER: f"expected increasing indices, {found} after index {state[kernels.LAST]}; sort the row by index",
-        kernels.REPEATED: f"expected every index once in a row, {found} again; merge the two entries",
-        kernels.HUGE: f"expected indices up to 2^62, {found}; renumber the features",
-        kernels.BEYOND: f"expected indices up to {allowed.end_index - 1} (the number of features given), {found}; "
+        kernels.ORDER: f"expected increasing indices, {actual} after index {state[kernels.LAST]}; sort the row by index",
+        kernels.REPEATED: f"expected every index once in a row, {actual} again; merge the two entries",
+        kernels.HUGE: f"expected indices up to 2^62, {actual}; renumber the features",
+        kernels.BEYOND: f"expected indices up to {allowed.end_index - 1} (the number of features given), {actual}; "
         "give a larger --n-features",
     }[status]
 
@@ -147,7 +156,8 @@ def copy_weights(paths: list[str], out: Path, max_line_bytes: int, decoder_bytes
     """Copy weights of rows, from text with a number a line to numbers of 8 bytes; returns how many there are."""
     # a line with a number and nothing else is a row of libsvm text that has only a label
     reading = Reading(np.float64, 1 << 16, max_line_bytes, decoder_bytes, end_label=np.inf)
-    reader, n_weights = LibsvmReader(paths, reading), 0
+    reader = LibsvmReader(paths, reading)
+    n_weights = 0
     with open(out, "wb") as file:
         for batch in reader.batches(reader.pieces()):
             weight = batch.rows.label

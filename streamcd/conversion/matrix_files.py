@@ -89,12 +89,13 @@ class MatrixReader(Reader):
     def _shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of every file."""
         shapes = {path: (_sparse_shape if self.sparse else _dense_shape)(path) for path in self.paths}
-        first, width = self.paths[0], shapes[self.paths[0]][1]
-        for path, (_, found) in shapes.items():
-            if found != width and not self.reading.any_width:
+        first = self.paths[0]
+        width = shapes[self.paths[0]][1]
+        for path, (_, n_columns) in shapes.items():
+            if n_columns != width and not self.reading.any_width:
                 raise DataError(
-                    f"{path}: expected {width:,} columns, as in {first}, found {found:,}; if column k is the same in all, "
-                    "give --n-features"
+                    f"{path}: expected {width:,} columns, as in {first}, found {n_columns:,}; if column k is the same in "
+                    "all, give --n-features"
                 )
         return shapes
 
@@ -107,49 +108,58 @@ class MatrixReader(Reader):
             name = self.label or next((name for name in _LABELS if name in names), "")
             if name in names:
                 return _Array(path, name)
-            expected, found = "an array of the file", ", ".join(names)
+            expected = "an array of the file"
+            given = ", ".join(names)
         else:
             n_columns = self._shapes[path][1]
             if self._column is not None and -n_columns <= self._column < n_columns:
                 return None
-            expected, found = "the number of a column (-1 is the last)", self.label or "none"
+            expected = "the number of a column (-1 is the last)"
+            given = self.label or "none"
         if self.label or self.reading.needs_label:
             raise UsageError(
-                f"{path}: expected as --label {expected} or a .npy, found {found}; check the name"
+                f"{path}: expected as --label {expected} or a .npy, found {given}; check the name"
             )
         return None
 
     def pieces(self, n_tasks: int = 1) -> list[Piece]:
-        found = []
+        shares = []
         for path, (n_rows, _) in self._shapes.items():
             ends = np.linspace(0, n_rows, min(n_tasks, max(n_rows, 1)) + 1).astype(np.int64).tolist()
             n_bytes = os.path.getsize(path) // (len(ends) - 1)
-            found += [Piece(path, start, stop, n_bytes) for start, stop in pairwise(ends)]
-        return found
+            shares += [Piece(path, start, stop, n_bytes) for start, stop in pairwise(ends)]
+        return shares
 
     def count(self, piece: Piece) -> Counted:
         return Counted((piece.stop or 0) - piece.start)
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        labels, label = self.labels(piece.path), None
+        labels = self.labels(piece.path)
+        label = None
         rows: Any
         for before, rows in (self._sparse_rows if self.sparse else self._dense_rows)(piece):
             if labels is not None:
                 label = labels.read(before, rows.shape[0])
             elif self._column is not None:
-                label, rows = rows[:, self._column].copy(), np.delete(rows, self._column, axis=1)
+                label = rows[:, self._column].copy()
+                rows = np.delete(rows, self._column, axis=1)
             yield Block(piece.path, before, rows, label=label)
 
     def _sparse_rows(self, piece: Piece) -> Iterator[tuple[int, Csr]]:
         """Read rows, some at a time, each time with the number of the first."""
-        path, start, stop = piece.path, piece.start, piece.stop or 0
+        path = piece.path
+        start = piece.start
+        stop = piece.stop or 0
         indptr, indices, data = (_Array(path, name) for name in ("indptr", "indices", "data"))
         width = max(n_columns for _, n_columns in self._shapes.values())
-        entry_bytes, batch_bytes = indices.dtype.itemsize + data.dtype.itemsize, self.reading.batch_bytes
-        most, most_rows = max(batch_bytes // 4 // (entry_bytes + 16), 1), max(batch_bytes // 64, 1)
+        entry_bytes = indices.dtype.itemsize + data.dtype.itemsize
+        batch_bytes = self.reading.batch_bytes
+        most = max(batch_bytes // 4 // (entry_bytes + 16), 1)
+        most_rows = max(batch_bytes // 64, 1)
         last = indptr.read(start, 1).astype(np.int64)
         for first in range(start, stop, most_rows):
-            n_rows, row = min(most_rows, stop - first), 0
+            n_rows = min(most_rows, stop - first)
+            row = 0
             # an archive is not read backwards
             ends = np.append(last, indptr.read(first + 1, n_rows).astype(np.int64))
             last = ends[-1:]
@@ -159,7 +169,8 @@ class MatrixReader(Reader):
                 )
             while row < n_rows:
                 end = max(int(np.searchsorted(ends, ends[row] + most, side="right")) - 1, row + 1)
-                before, n_entries = int(ends[row]), int(ends[end] - ends[row])
+                before = int(ends[row])
+                n_entries = int(ends[end] - ends[row])
                 if n_entries * entry_bytes > batch_bytes:
                     raise DataError(
                         f"{path}, row {first + row + 1}: expected rows of at most {format_size(batch_bytes)} under this "
@@ -170,12 +181,13 @@ class MatrixReader(Reader):
                 row = end
 
     def _dense_rows(self, piece: Piece) -> Iterator[tuple[int, np.ndarray]]:
-        found = _Array(piece.path)
-        n_columns, stop = found.shape[1], piece.stop or 0
-        step = max(self.reading.batch_bytes // 4 // max(n_columns * found.dtype.itemsize, 1), 1)
+        array = _Array(piece.path)
+        n_columns = array.shape[1]
+        stop = piece.stop or 0
+        step = max(self.reading.batch_bytes // 4 // max(n_columns * array.dtype.itemsize, 1), 1)
         for first in range(piece.start, stop, step):
             n_rows = min(step, stop - first)
-            yield first, found.read(first * n_columns, n_rows * n_columns).reshape(n_rows, n_columns)
+            yield first, array.read(first * n_columns, n_rows * n_columns).reshape(n_rows, n_columns)
 
 
 def _members(path: str) -> list[str]:
@@ -188,9 +200,9 @@ def _sparse_shape(path: str) -> tuple[int, int]:
     names = _members(path)
     kind = str(_Array(path, "format").read(0, 1).astype(str)[0]) if "format" in names else "csr"
     if kind != "csr" or {"data", "indices", "indptr", "shape"} - set(names):
-        found = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
+        description = f"a matrix in {kind}" if kind != "csr" else first_of(names, 10) or "nothing"
         raise DataError(
-            f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {found}; "
+            f"{path}: expected a sparse matrix in CSR as scipy.sparse.save_npz writes it, found {description}; "
             "convert it with .tocsr()"
         )
     n_rows, n_columns = _Array(path, "shape").read(0, 2).tolist()
@@ -198,13 +210,13 @@ def _sparse_shape(path: str) -> tuple[int, int]:
 
 
 def _dense_shape(path: str) -> tuple[int, int]:
-    found = _Array(path)
-    if len(found.shape) != 2 or found.dtype.kind not in "biuf" or (found.fortran and found.shape[0] > 1):
-        layout = "Fortran's order" if found.fortran else f"shape {found.shape} of {found.dtype}"
+    array = _Array(path)
+    if len(array.shape) != 2 or array.dtype.kind not in "biuf" or (array.fortran and array.shape[0] > 1):
+        layout = "Fortran's order" if array.fortran else f"shape {array.shape} of {array.dtype}"
         raise DataError(
             f"{path}: expected a matrix of numbers, row after row, found {layout}; save np.ascontiguousarray of it"
         )
-    return found.shape
+    return array.shape
 
 
 def open_matrices(paths: list[str], sparse: bool, reading: Reading, options: TableOptions) -> Source:

@@ -67,31 +67,33 @@ def merge_strings(
             f"{format_size(budget + 2 * workers * (needed - memory_bytes))}"
         )
     texts = joined_arrays([strings.to_arrow() for strings in tasks])
-    place, counts, categories = np.empty(of_column.size, np.int64), [], [arrow_strings([])]
-    mine = np.flatnonzero(of_column == LABELS)
-    if mine.size > MAX_CLASSES * max(len(tasks), 1):
+    code = np.empty(of_column.size, np.int64)
+    counts = []
+    categories = [arrow_strings([])]
+    rows = np.flatnonzero(of_column == LABELS)
+    if rows.size > MAX_CLASSES * max(len(tasks), 1):
         raise UsageError(f"the labels take more than {MAX_CLASSES:,} names; is it the right column?")
-    labels = texts.take(arrow_array(mine, pa.int64())).to_pylist()
+    labels = texts.take(arrow_array(rows, pa.int64())).to_pylist()
     names = [*known, *sorted(set(labels).difference(known), key=str.encode)]
     numbers = {name: number for number, name in enumerate(names)}
-    place[mine] = [numbers[name] for name in labels]
+    code[rows] = [numbers[name] for name in labels]
     static = np.empty(0, np.int64)
     if encoding is not None:
         for number, column in enumerate(encoding.columns):
-            mine = np.flatnonzero(of_column == number) if column.kind == "category" else mine[:0]
-            distinct, place[mine] = _sorted_distinct(texts.take(arrow_array(mine, pa.int64())))
+            rows = np.flatnonzero(of_column == number) if column.kind == "category" else rows[:0]
+            distinct, code[rows] = _sorted_distinct(texts.take(arrow_array(rows, pa.int64())))
             counts.append(len(distinct))
             categories.append(distinct)
         strings, _ = strings_of(joined_arrays(categories))
         np.save(directory / "categories.npy", strings.data[: strings.offsets[-1]])
         np.save(directory / "ends.npy", strings.offsets)
         encoding = encoding.with_counts(counts, n_missing, None)
-        place += np.where(of_column == LABELS, 0, encoding.first_features()[of_column])
+        code += np.where(of_column == LABELS, 0, encoding.first_features()[of_column])
         static = _static_features(encoding)
     ends = np.cumsum([strings.size for strings in tasks])
-    places = np.split(place, ends[:-1])
-    np.save(directory / "map.npy", np.concatenate([part for own in places for part in (static, own)]))
-    np.save(directory / "starts.npy", np.cumsum([0, *(static.size + own.size for own in places)]))
+    codes = np.split(code, ends[:-1])
+    np.save(directory / "map.npy", np.concatenate([part for of_task in codes for part in (static, of_task)]))
+    np.save(directory / "starts.npy", np.cumsum([0, *(static.size + of_task.size for of_task in codes)]))
     return counts, names
 
 
@@ -100,7 +102,8 @@ def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:
     import pyarrow.compute as pc
 
     order = pc.sort_indices(strings)
-    ordered, is_new = strings.take(order), np.ones(len(strings), np.bool_)
+    ordered = strings.take(order)
+    is_new = np.ones(len(strings), np.bool_)
     if len(strings):
         is_new[1:] = numbers_of(pc.not_equal(ordered.slice(1), ordered.slice(0, len(ordered) - 1)))
     ranks = np.empty(len(strings), np.int64)
@@ -149,20 +152,23 @@ class Numbering:
 
     def opened(self) -> Callable[[Rows], Rows]:
         """Make the function that gives rows features and classes for their codes."""
-        first_rows, starts = np.asarray(self.first_rows), np.load(self.directory / "starts.npy")
+        first_rows = np.asarray(self.first_rows)
+        starts = np.load(self.directory / "starts.npy")
         # a plain array, which stays in its file, cached by the system: elements of a map are maps
-        places = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
+        codes_of_strings = np.asarray(np.load(self.directory / "map.npy", mmap_mode="r"))
 
         def numbered(rows: Rows) -> Rows:
-            label, index = rows.label, rows.index
+            label = rows.label
+            index = rows.index
             start = starts[np.searchsorted(first_rows, rows.source_row, side="right") - 1]
             if self.maps_labels:
-                label = places[start + self.n_static + label.astype(np.int64)].astype(np.float64)
+                label = codes_of_strings[start + self.n_static + label.astype(np.int64)].astype(np.float64)
             if self.maps_features:
                 codes = index.astype(np.int64)
-                index, is_tail = codes - (TAIL_CODES - self.tail_start), codes >= TAIL_CODES
+                index = codes - (TAIL_CODES - self.tail_start)
+                is_tail = codes >= TAIL_CODES
                 codes += np.repeat(start, np.diff(rows.indptr))
-                index[~is_tail] = places[codes[~is_tail]]
+                index[~is_tail] = codes_of_strings[codes[~is_tail]]
             return replace(rows, label=label, index=index)
 
         return numbered

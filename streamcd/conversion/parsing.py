@@ -42,12 +42,15 @@ def row_batches(
     source: Source, pieces: Sequence[Any], first_row: int, first_line: int, strings: StringTable | None
 ) -> Generator[RowBatch, None, None]:
     """Make batches of the rows of pieces; strings are numbered by a table, or by the encoding."""
-    encoding, reading = source.encoding, source.reading
+    encoding = source.encoding
+    reading = source.reading
     if source.made_from == LIBSVM:
         yield from source.reader.batches(pieces, first_row, first_line)
         return
     encoder: Any
-    dtype, first_index, ignore = reading.value_dtype, reading.index_base or 0, reading.ignore_beyond
+    dtype = reading.value_dtype
+    first_index = reading.index_base or 0
+    ignore = reading.ignore_beyond
     if encoding is None:
         encoder = MatrixEncoder(dtype, 0, reading.width_end - first_index, ignore, first_index)
     else:
@@ -56,7 +59,8 @@ def row_batches(
         end = reading.width_end - (0 if reading.encoding is None else reading.encoding.sparse_start)
         encoder = TableEncoder(encoding, dtype, strings if source.grows else None, first_index, end, ignore)
     numbered = _name_numbers(source, strings) if source.names_labels else None
-    counts, kept = Counts(), [] if encoding is None else encoding.kept
+    counts = Counts()
+    side_columns = [] if encoding is None else encoding.kept
     blocks = source.reader.blocks(Piece(""), source.table_types) if source.in_memory else None
     for block in blocks or ahead(source.blocks(pieces, first_line)):
         if encoding is not None:
@@ -67,14 +71,17 @@ def row_batches(
         encoder.message = block.place
         label = _labels(source, block, numbered)
         weight = _weights(source, block) if source.weighted else None
-        for found in encoder.encode(block.content):
-            start, n_rows = first_row + counts.n_rows, found.indptr.size - 1
-            state, largest, location = encoder.state, encoder.largest_index, counts.max_location
+        for encoded in encoder.encode(block.content):
+            start = first_row + counts.n_rows
+            n_rows = encoded.indptr.size - 1
+            state = encoder.state
+            largest = encoder.largest_index
+            location = counts.max_location
             if largest > counts.max_index:
                 location = block.place(int(state[kernels.MAX_ROW]))
             counts = Counts(
                 n_rows=counts.n_rows + n_rows,
-                n_entries=counts.n_entries + found.feature.size,
+                n_entries=counts.n_entries + encoded.feature.size,
                 n_explicit_zeros=int(state[kernels.ZEROS]),
                 n_underflows=int(state[kernels.UNDERFLOWS]),
                 n_ignored=int(state[kernels.IGNORED]),
@@ -86,16 +93,18 @@ def row_batches(
                 unindicated=encoder.unindicated,
                 n_missing=encoder.n_missing + 0,
             )
-            mine = slice(found.start, found.start + n_rows)
-            weights, source_row = None if weight is None else weight[mine], np.arange(start, start + n_rows)
-            rows = Rows(source_row, label[mine], weights, found.indptr, found.feature, found.value)
-            beside = block.content.select(kept).slice(found.start, n_rows) if kept else None
+            span = slice(encoded.start, encoded.start + n_rows)
+            weights = None if weight is None else weight[span]
+            source_row = np.arange(start, start + n_rows)
+            rows = Rows(source_row, label[span], weights, encoded.indptr, encoded.feature, encoded.value)
+            beside = block.content.select(side_columns).slice(encoded.start, n_rows) if side_columns else None
             yield RowBatch(rows, block.bytes_read, counts, beside)
 
 
 def _labels(source: Source, block: Block, numbered: _Numbered | None) -> np.ndarray:
     """Return the labels of a block's rows as numbers; NaN where they are missing and may be."""
-    reading, word = source.reading, source.reading.label_word
+    reading = source.reading
+    word = source.reading.label_word
     name = "" if source.encoding is None else source.encoding.label
     label, refusal = _of_rows(block, name, block.label, word, numbered)
     if label is None:
@@ -133,23 +142,26 @@ def _of_rows(
     if name:
         given = block.content.column(name) if name in block.content.schema.names else None
 
-    def refusal(row: int, expected: str, found: Any = None, remedy: str = "correct the data") -> DataError:
-        place = block.place(row) + (f": column {name!r}" if name else "")
-        found = given[row] if found is None else found
-        if isinstance(found, pa.Scalar) and not found.is_valid:
-            found = "an empty field"
+    def refusal(row: int, expected: str, value: Any = None, remedy: str = "correct the data") -> DataError:
+        where = block.place(row) + (f": column {name!r}" if name else "")
+        value = given[row] if value is None else value
+        if isinstance(value, pa.Scalar) and not value.is_valid:
+            value = "an empty field"
             remedy = f"fill it in, or leave such rows out before ({RECIPES})"
-        return DataError(f"{place}: expected {expected}, found {found}; {remedy}")
+        return DataError(f"{where}: expected {expected}, found {value}; {remedy}")
 
     if given is None:
         return None, refusal
     if isinstance(given, pa.Array):
-        fits, kind, found = True, type_name(given.type), str(given.type)
+        fits = True
+        kind = type_name(given.type)
+        type_given = str(given.type)
     else:
-        fits, kind = given.shape == (block.content.shape[0],), given.dtype.kind
-        found = f"an array of shape {given.shape} of {given.dtype}"
+        fits = given.shape == (block.content.shape[0],)
+        kind = given.dtype.kind
+        type_given = f"an array of shape {given.shape} of {given.dtype}"
     if not fits or (numbered is None and kind not in _NUMBERS):
-        raise refusal(0, f"numbers as {word}s, one for each of {block.content.shape[0]:,} rows", found)
+        raise refusal(0, f"numbers as {word}s, one for each of {block.content.shape[0]:,} rows", type_given)
     if numbered is not None:
         return numbered(given), refusal
     numbers = numbers_of(given) if isinstance(given, pa.Array) else given
@@ -160,7 +172,8 @@ def _name_numbers(source: Source, strings: StringTable | None) -> _Numbered:
     """Make a function that numbers names of classes, by a table where it is given; unknown ones share a number."""
     from ..models.table_encoder import StringTable
 
-    table, name = strings or StringTable(), source.encoding.label if source.encoding else ""
+    table = strings or StringTable()
+    name = source.encoding.label if source.encoding else ""
     known = source.reading.class_names
     if known:
         table.number(LABELS, strings_of(arrow_strings(known))[0], True, name)
@@ -172,10 +185,10 @@ def _name_numbers(source: Source, strings: StringTable | None) -> _Numbered:
                 text if isinstance(value, str | bytes) or text not in _MISSING else None
                 for value, text in texts
             )
-        values, places = dictionary_of(given)
+        values, numbers_in_values = dictionary_of(given)
         codes = table.number(LABELS, strings_of(values)[0], strings is not None, name or "label")
         label = np.where(codes == UNKNOWN, len(known), codes).astype(np.float64)
-        return np.append(label, np.nan)[places]
+        return np.append(label, np.nan)[numbers_in_values]
 
     return numbers
 
@@ -190,8 +203,8 @@ def stamp_of(path: str) -> tuple[Any, ...] | None:
         return url.status()
     if not os.path.isfile(path):
         return None
-    found = os.stat(path)
-    return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 class Weights(NamedTuple):
@@ -246,36 +259,41 @@ def changed(path: str) -> DataError:
 
 def parse_task(parsing: Parsing, task: Task, tell: Tell | None) -> Parsed:
     """Write the rows of some ranges as a run; if they are the whole source, keep them in memory if they fit."""
-    source, number, counts, n_unknown = parsing.source, f"{task.number:07d}", Counts(), 0
+    source = parsing.source
+    number = f"{task.number:07d}"
+    counts = Counts()
+    n_unknown = 0
     distinct = DistinctFeatures(parsing.map_bytes) if parsing.compact else None
-    strings = kept = None
+    strings = side_columns = None
     if source.has_strings:
         from ..models.table_encoder import StringTable
 
         strings = StringTable(parsing.map_bytes)
     if source.encoding is not None and source.encoding.kept:
-        kept = KeptWriter(parsing.work / "kept" / f"{number}.parquet")
+        side_columns = KeptWriter(parsing.work / "kept" / f"{number}.parquet")
     run = RunWriter(parsing.form, task.number)
     batches = row_batches(source, task.pieces, task.first_row, task.first_line, strings)
     # a program's own data may have to be read by the thread that made it
     for batch in batches if source.in_memory else ahead(batches):
-        counts, rows = batch.counts, batch.rows
+        counts = batch.counts
+        rows = batch.rows
         if parsing.weights is not None:
             rows = replace(rows, weight=parsing.weights.of(rows, task))
-        if kept is not None:
-            kept.append(batch.kept)
+        if side_columns is not None:
+            side_columns.append(batch.kept)
         if distinct is not None:
             distinct.add(rows.index)
         elif parsing.indices is not None:
             is_known = parsing.indices.features(rows.index) >= 0
-            rows, n_unknown = rows.with_entries(is_known), n_unknown + int(np.count_nonzero(~is_known))
+            rows = rows.with_entries(is_known)
+            n_unknown += int(np.count_nonzero(~is_known))
         run.append(rows, counts.max_index > NARROW)
         if tell is not None:
             tell(batch.bytes_read)
     fits = parsing.most_features is None or counts.max_index < parsing.most_features
     held = run.close(hold=parsing.hold and fits)
-    if kept is not None:
-        kept.close()
+    if side_columns is not None:
+        side_columns.close()
     if strings is not None:
         save_strings(strings, parsing.work / "dictionaries", task.number)
     if distinct is not None:

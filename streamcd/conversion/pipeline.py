@@ -107,8 +107,11 @@ class Conversion:
 
     def _load_kernels(self) -> None:
         """Call the kernels that all conversions have over nothing."""
-        offsets, number = np.zeros(1, np.int64), np.zeros(0)
-        none, index, value = offsets[:0], np.zeros(0, np.int32), np.zeros(0, self.options.dtype)
+        offsets = np.zeros(1, np.int64)
+        number = np.zeros(0)
+        none = offsets[:0]
+        index = np.zeros(0, np.int32)
+        value = np.zeros(0, self.options.dtype)
         self.source.reader.load_kernels()
         rows = Rows(none, number, None, offsets, index, value)
         rows.gather(none, rows)
@@ -118,7 +121,10 @@ class Conversion:
 
     def run(self) -> None:
         """Parse all rows, number their features, cut them into shards, sum up features to be scaled, and write."""
-        source, options, plan, pool = self.source, self.options, self.plan, self.pool
+        source = self.source
+        options = self.options
+        plan = self.plan
+        pool = self.pool
         load_together(self._load_kernels)
         encoding = source.encoding
         for name in ("runs", "dictionaries", "distinct", "kept", "dataset"):
@@ -127,14 +133,15 @@ class Conversion:
         tasks = [Task(0, source.reader.pieces())]
         if pool.n_workers > 1 and not source.in_memory:
             tasks = counted_tasks(source, TASKS_PER_WORKER * pool.n_workers, pool)
-        form, found = self._parse(tasks)
+        form, parsed = self._parse(tasks)
         for path, before in stamps:
             if stamp_of(path) != before:  # the dataset's contents are then unknown
                 raise changed(path)
         counts = Counts()
-        for one in found:
+        for one in parsed:
             counts.add(one.counts)
-        names, table = list[str](), list[dict[str, Any]]()
+        names = list[str]()
+        table = list[dict[str, Any]]()
         if source.has_strings:
             encoding, names, table = self._merge_strings(counts.n_missing)
         for (name, _), odd in counts.odd.items():
@@ -142,7 +149,7 @@ class Conversion:
             if n_words <= MOST_ODD * counts.n_rows and name not in options.category:
                 pool.listener.warning(odd.example)
         numbering, shape = self._number(counts, encoding, [task.first_row for task in tasks])
-        reader = RunReader(form, counts.max_index > NARROW, found[-1].held)
+        reader = RunReader(form, counts.max_index > NARROW, parsed[-1].held)
         entry_bytes = shape.index_dtype.itemsize + form.value_dtype.itemsize
         cuts = entry_bytes, int(options.chunk_size), int(options.shard_size)
         shards = cut_shards(reader, pool, self.work / "runs", *cuts)
@@ -179,9 +186,15 @@ class Conversion:
     # -- reading
 
     def _parse(self, tasks: Sequence[Task]) -> tuple[RunFormat, list[Parsed]]:
-        source, options, plan, work, weights = self.source, self.options, self.plan, self.work, None
+        source = self.source
+        options = self.options
+        plan = self.plan
+        work = self.work
+        weights = None
         if options.weights is not None:
-            name, path, reading = str(options.weights), work / "weights", source.reading
+            name = str(options.weights)
+            path = work / "weights"
+            reading = source.reading
             copying = (expand(name).paths, path, reading.max_line_bytes, reading.decoder_bytes)
             weights = Weights(name, path, *self.pool.run(copy_weights, [copying]))
             counted = sum(task.n_rows or 0 for task in tasks)  # 0 of one task alone
@@ -231,8 +244,11 @@ class Conversion:
 
     def _merge_strings(self, n_missing: Any) -> tuple[Encoding | None, list[str], list[dict[str, Any]]]:
         """Sort the strings of all tasks: return the encoding with them, names of classes, and the use of each column."""
-        source, encoding, options = self.source, self.source.encoding, self.options
-        directory, grown = self.work / "dictionaries", encoding if source.grows else None
+        source = self.source
+        encoding = self.source.encoding
+        options = self.options
+        directory = self.work / "dictionaries"
+        grown = encoding if source.grows else None
         # no text is read now, and few rows are in memory
         budget = self.plan.map_bytes + self.plan.statistics_bytes, options.memory, options.workers
         merging = (directory, grown, n_missing, source.reading.class_names, *budget)
@@ -249,7 +265,9 @@ class Conversion:
         self, counts: Counts, encoding: Encoding | None, first_rows: Sequence[int]
     ) -> tuple[Numbering | None, Shape]:
         """Find the first index and the width, and with ``compact`` the indices that occur."""
-        source, numbering, kept = self.source, None, None
+        source = self.source
+        numbering = None
+        indices = None
         base, n_features = self._base_and_width(counts, encoding)
         if source.has_strings:
             grown = encoding if source.grows else None
@@ -262,18 +280,19 @@ class Conversion:
                 tail_start=0 if encoding is None else encoding.bucket_start,
             )
         if self.options.compact:
-            kept = self.work / "original.npy"
+            indices = self.work / "original.npy"
             if self.like is not None:
-                np.save(kept, np.asarray(self.like.indices.kept))
+                np.save(indices, np.asarray(self.like.indices.kept))
             else:
                 (n_features,) = self.pool.run(
-                    merge_distinct, [(self.work / "distinct", self.plan.map_bytes, kept)]
+                    merge_distinct, [(self.work / "distinct", self.plan.map_bytes, indices)]
                 )
         index_dtype = np.dtype(np.int32 if n_features <= 2**31 else np.int64)
-        return numbering, Shape(counts.n_rows, n_features, base, index_dtype, kept)
+        return numbering, Shape(counts.n_rows, n_features, base, index_dtype, indices)
 
     def _base_and_width(self, counts: Counts, encoding: Encoding | None) -> tuple[int, int]:
-        options, base = self.options, self.source.reading.index_base
+        options = self.options
+        base = self.source.reading.index_base
         if self.like is not None:
             return self.like.indices.base, self.like.n_features
         if encoding is not None and not self.source.of_indices:
@@ -286,10 +305,10 @@ class Conversion:
             base = 0 if counts.zero_index else 1
             why = "an index 0 occurs" if counts.zero_index else "no index 0 occurs"
             self.pool.listener.message(f"indices start at {base}: {why}")
-        found = max(counts.max_index - base + 1, 0)
+        width = max(counts.max_index - base + 1, 0)
         if options.n_features is None:
-            return base, found
-        if found > options.n_features:  # only where an index 0 moved the base
+            return base, width
+        if width > options.n_features:  # only where an index 0 moved the base
             raise DataError(
                 f"{counts.max_location}: expected indices up to {options.n_features - 1} "
                 f"(--n-features {options.n_features}, index 0 occurs), found {counts.max_index}; give a larger --n-features"
@@ -300,8 +319,12 @@ class Conversion:
 
     def _scaled(self, work: ShardPass, shards: Sequence[Shard]) -> ShardPass:
         """Return a pass with divisors of the features: known ones, or those of all rows in final order, which fixes bits."""
-        options, plan, shape, scaling = self.options, self.plan, work.shape, work.scaling
-        path, means = self.work / "scales.npy", None
+        options = self.options
+        plan = self.plan
+        shape = work.shape
+        scaling = work.scaling
+        path = self.work / "scales.npy"
+        means = None
         if self.like is not None:
             np.save(path, np.asarray(self.like.scaling.scales))
             return replace(work, scales=path)
@@ -334,19 +357,22 @@ class Conversion:
         groups = [shards] if self.pool.n_workers == 1 else [[shard] for shard in shards]
         tasks = [(work, group) for group in groups]
         sizes = [sum(shard.n_rows for shard in group) for group in groups]
-        found = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
+        results = self.pool.run(pass_over, tasks, phase=phase, unit="rows", sizes=sizes, tells=True)
         labels = LabelCounts(None if self.options.target else {})
-        for _, own in found:
-            labels.merge(own)
-        joining, n_features = [(work.summing, out)], [work.shape.n_features]
+        for _, of_task in results:
+            labels.merge(of_task)
+        joining = [(work.summing, out)]
+        n_features = [work.shape.n_features]
         self.pool.run(Summing.join, joining, phase="statistics", unit="features", sizes=n_features)
-        return [part for parts, _ in found for part in parts], labels, out
+        return [part for parts, _ in results for part in parts], labels, out
 
     def _write(
         self, work: ShardPass, shards: Sequence[Shard], encoding: Encoding | None, manifest: dict[str, Any]
     ) -> int:
         """Write the dataset, whose `manifest` has what was read; returns the number of its entries."""
-        folder, compression, shape = self.work / "dataset", self.options.compression, work.shape
+        folder = self.work / "dataset"
+        compression = self.options.compression
+        shape = work.shape
         form: dict[str, Any] = {
             "index_dtype": shape.index_dtype,
             "value_dtype": self.source.reading.value_dtype,
@@ -355,7 +381,7 @@ class Conversion:
         part = partial(PartWriter, folder, row_dtype=rows, compression=compression, **form)
         parts, labels, sums = self._pass(replace(work, part=part), shards, "write")
         indices = shape.indices()
-        figures = (statistics_of(found, shape.n_rows) for found in read_sums(sums))
+        figures = (statistics_of(group, shape.n_rows) for group in read_sums(sums))
         features = named_features(figures, indices, encoding)
         fields = {
             **{name: dtype.name for name, dtype in form.items()},

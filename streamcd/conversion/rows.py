@@ -94,7 +94,8 @@ class Counts:
     def add(self, later: Counts) -> None:
         """Take in the counts of text that comes later."""
         if later.max_index > self.max_index:
-            self.max_index, self.max_location = later.max_index, later.max_location
+            self.max_index = later.max_index
+            self.max_location = later.max_location
         self.zero_index = self.zero_index or later.zero_index
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
@@ -110,14 +111,14 @@ class Counts:
             (self.n_ignored, "entries ignored whose feature is beyond the width in use"),
             (self.n_query_ids, QUERY_IDS_SKIPPED),
         ]
-        told = [f"{number:,} {text}" for number, text in said if number]
+        lines = [f"{number:,} {text}" for number, text in said if number]
         if self.unseen or self.unindicated:
-            told += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
-        return told
+            lines += unknown_values(self.unseen, self.unindicated, "the encoding in use does not have")
+        return lines
 
 
 QUERY_IDS_SKIPPED = "qid: tokens skipped: query groups have no meaning here"
-_SUMS = [own.name for own in fields(Counts) if own.name.startswith("n_")]
+_SUMS = [one.name for one in fields(Counts) if one.name.startswith("n_")]
 
 
 @dataclass(frozen=True)

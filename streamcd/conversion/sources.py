@@ -31,7 +31,8 @@ LIBSVM = "libsvm text"
 BLOCK_BYTES = 8 << 20
 """Bytes of text that are parsed at a time, at most."""
 
-DECODER_BYTES, LEAST_DECODER_BYTES = 70 << 20, 10 << 20
+DECODER_BYTES = 70 << 20
+LEAST_DECODER_BYTES = 10 << 20
 """Memory of xz -9, and of xz -6."""
 
 MOST_BATCH_ROWS = 1 << 16
@@ -225,7 +226,8 @@ class Source:
                         content=pa.RecordBatch.from_arrays([*columns.values()], [*columns])
                     )
                 yield block._replace(bytes_read=bytes_before + block.bytes_read)
-            bytes_before, first_line = bytes_before + piece.n_bytes, 0
+            bytes_before = bytes_before + piece.n_bytes
+            first_line = 0
 
 
 def numbers_or_text(texts: Iterable[str | None]) -> pa.Array:
@@ -265,14 +267,16 @@ def open_tables(
     columns = {
         key: numbers_or_text(texts[key] for texts in keys.values() if key in texts) for key in all_keys
     }
-    schema, is_new = reader.schema(reader.paths[0] if reader.paths else ""), reading.encoding is None
+    schema = reader.schema(reader.paths[0] if reader.paths else "")
+    is_new = reading.encoding is None
     types = column_types(schema, name) | {key: type_name(column.type) for key, column in columns.items()}
 
     if reading.encoding is None:
         index = index_of(schema)
         encoding, types, unused = choose_encoding(types, index, columns, reader, options, name)
     else:
-        encoding, unused = reading.encoding, {}
+        encoding = reading.encoding
+        unused = {}
         check_columns(encoding, types, reading.needs_label, name)
         if reading.needs_label:
             lacking = [column for column in encoding.kept if column not in types]
@@ -330,7 +334,7 @@ def check_rows(n_rows: int, paths: Sequence[str], found: str = "none") -> None:
 
 
 @contextmanager
-def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) -> Iterator[None]:
+def refusing_damage(damage: tuple[type[Exception], ...], description: str, name: str) -> Iterator[None]:
     """Turn errors of a library about the file `name`, of the types `damage` or without a number, into one line."""
     try:
         yield
@@ -341,7 +345,7 @@ def refusing_damage(damage: tuple[type[Exception], ...], found: str, name: str) 
         if error.errno not in (None, EINVAL) if isinstance(error, OSError) else not isinstance(error, damage):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{name}: {found} ({reason}); get it again") from None
+        raise DataError(f"{name}: {description} ({reason}); get it again") from None
 
 
 class Task(NamedTuple):
@@ -365,14 +369,17 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
         counted: list[Counted] = pool.run(
             reader.count, [(piece,) for piece in pieces], phase="count", sizes=sizes
         )
-        if all(found.whole for found in counted):
+        if all(count.whole for count in counted):
             break
-    check_rows(sum(found.n_rows for found in counted), reader.paths)
-    tasks, row, line = list[Task](), 0, 0
-    for piece, found in zip(pieces, counted, strict=True):
+    check_rows(sum(count.n_rows for count in counted), reader.paths)
+    tasks = list[Task]()
+    row = 0
+    line = 0
+    for piece, count in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
-        tasks.append(Task(len(tasks), [piece], row, line, found.n_rows))
-        row, line = row + found.n_rows, line + found.n_lines
+        tasks.append(Task(len(tasks), [piece], row, line, count.n_rows))
+        row = row + count.n_rows
+        line = line + count.n_lines
     return tasks
 
 
@@ -407,32 +414,38 @@ class MemoryReader(TableReader):
             if not isinstance(content, pa.RecordBatch):
                 return
             yield Block("", before, content)
-            before, n_bytes, number = before + content.num_rows, n_bytes + content.nbytes, number + 1
+            before = before + content.num_rows
+            n_bytes = n_bytes + content.nbytes
+            number = number + 1
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
         from .table_columns import index_of
 
-        expected, columns, before = "", set[str](), 0
+        expected = ""
+        columns = set[str]()
+        before = 0
         first = (self.first.pop(0) for _ in range(len(self.first)))
         for number, (content, label, weight) in enumerate(chain(first, self.others), 1):
-            found, remedy, place = "a frame", "", f"block {number}, row {before + 1}"
+            form = "a frame"
+            remedy = ""
+            where = f"block {number}, row {before + 1}"
             if not isinstance(content, pa.RecordBatch):
-                found = "" if isinstance(content, np.ndarray) else "sparse rows of "
-                found += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
+                form = "" if isinstance(content, np.ndarray) else "sparse rows of "
+                form += "any columns" if self.reading.any_width else f"{content.shape[1]:,} columns"
                 weights = f" {'without' if weight is None else 'with'} weights"
                 remedy = "; if column k is the same in all, give n_features=" if weights in expected else ""
-                found += weights
+                form += weights
             elif not self.reading.any_width:
                 names = set(content.schema.names) - set(index_of(content.schema))
                 columns = columns or names
                 if odd := columns - names or names - columns:
                     listed = first_of(sorted(map(repr, odd)), 5)
                     raise DataError(
-                        f"{place}: expected the columns of the first block, found "
+                        f"{where}: expected the columns of the first block, found "
                         f"{f'{listed} besides' if odd <= names else f'no {listed}'}; give all blocks the same columns"
                     )
-            if found != (expected := expected or found):
-                raise DataError(f"{place}: expected {expected}, as in the first block, found {found}{remedy}")
+            if form != (expected := expected or form):
+                raise DataError(f"{where}: expected {expected}, as in the first block, found {form}{remedy}")
             yield Block("", before, content, 0, label, weight)
             before += content.shape[0]
 
@@ -450,7 +463,8 @@ def open_data(data: Any, reading: Reading, options: TableOptions) -> Source:
     first = next(batches, None)
     if first is None:
         raise DataError("expected rows, found none: there is no batch")
-    reader, (X, y, weight) = MemoryReader([first], batches, reading), first
+    reader = MemoryReader([first], batches, reading)
+    X, y, weight = first
     if isinstance(X, pa.RecordBatch):
         if not options.label and LABEL in X.schema.names and reading.encoding is None:
             options = replace(options, label=LABEL)

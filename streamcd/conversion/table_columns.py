@@ -27,7 +27,8 @@ from ..dataset.arrow_columns import (
 from ..models.encoding import Column, Encoding
 from .options import TableOptions
 
-_LEAST_STRINGS, _MOST_DIFFERENT = 1000, 0.5
+_LEAST_STRINGS = 1000
+_MOST_DIFFERENT = 0.5
 """First strings of a column by which is told if it holds categories, and the share of different ones above which it does
 not."""
 
@@ -54,18 +55,18 @@ def column_types(schema: pa.Schema, name: str) -> dict[str, str]:
     return types
 
 
-def checked_columns(batch: pa.RecordBatch, types: Mapping[str, str], place: str) -> pa.RecordBatch:
+def checked_columns(batch: pa.RecordBatch, types: Mapping[str, str], where: str) -> pa.RecordBatch:
     """Return a record batch that has the columns of `types`, those of bytes as strings where `types` has them so."""
     if lacking := types.keys() - batch.schema.names:
         raise DataError(
-            f"{place}: expected the column {min(lacking)!r}, as in the first rows, "
+            f"{where}: expected the column {min(lacking)!r}, as in the first rows, "
             f"found {first_of([*map(repr, batch.schema.names)], 5) or 'none of the columns in use'}"
         )
     for number, field in enumerate(batch.schema):
         if types.get(field.name) == "string" and type_name(field.type) in _BYTES:
             texts = _as_text(batch.column(number))
             if texts is None:
-                raise DataError(f"{place}: column {field.name!r}: expected text in UTF-8, found other bytes")
+                raise DataError(f"{where}: column {field.name!r}: expected text in UTF-8, found other bytes")
             batch = batch.set_column(number, field.name, texts)
     return batch
 
@@ -94,20 +95,21 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
         "--id": options.id,
         "--fold": options.fold,
     }
-    asked = {option: (column,) for option, column in roles.items() if column} | {
+    named = {option: (column,) for option, column in roles.items() if column} | {
         "--drop": options.drop,
         "--category": options.category,
         "--features": tuple(column for column in options.features if _pair(column, types) is None),
     }
     beside = [*filter(None, roles.values()), *options.drop]
-    uses, chosen = Counter([*beside, *options.features]), options.features or types
-    kept = [column for column in (options.id, options.fold) if column]
+    uses = Counter([*beside, *options.features])
+    chosen = options.features or types
+    side_columns = [column for column in (options.id, options.fold) if column]
 
     def refuse_first(columns: Iterable[str], expected: str) -> None:
         for column in columns:
             raise UsageError(f"{name}: column {column!r}: expected {expected}")
 
-    for option, columns in asked.items():
+    for option, columns in named.items():
         listed = first_of(list(types), 20)
         lacking = (column for column in columns if column not in types)
         refuse_first(lacking, f"one of the table ({option}), found {listed}; check the name")
@@ -116,9 +118,9 @@ def _check_names(types: Mapping[str, str], options: TableOptions, name: str) -> 
     )
     others = (column for column in options.category if column in beside or column not in chosen)
     refuse_first(others, "a column that becomes a feature for --category, found another")
-    odd = (column for column in kept if types[column] not in _SINGLE)
+    odd = (column for column in side_columns if types[column] not in _SINGLE)
     refuse_first(odd, "numbers, strings, booleans or times to keep beside the rows, found others")
-    taken = (column for column in kept if column in _OF_PREDICTIONS)
+    taken = (column for column in side_columns if column in _OF_PREDICTIONS)
     refuse_first(taken, "another name than a column of predictions has; rename it")
 
 
@@ -172,19 +174,22 @@ def choose_encoding(
         else:
             unused[feature] = column
     columns.sort(key=lambda column: column.kind == "sparse")  # whose features come after those of others
-    asked = next((column for column in unused if column in (*options.features, *options.category)), "")
-    told = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
+    wanted = next((column for column in unused if column in (*options.features, *options.category)), "")
+    left_out = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
     refuse(
         UsageError,
         (
-            asked,
-            f"{name}: column {asked!r}: expected numbers, strings, booleans or times; {unused.get(asked)}",
+            wanted,
+            f"{name}: column {wanted!r}: expected numbers, strings, booleans or times; {unused.get(wanted)}",
         ),
         (
             sum(column.kind == "sparse" for column in columns) > 1,
             "--features: expected one pair INDICES:VALUES at most, found several; join their lists",
         ),
-        (not columns, f"{name}: expected columns of features, found none besides {options.label!r}{told}"),
+        (
+            not columns,
+            f"{name}: expected columns of features, found none besides {options.label!r}{left_out}",
+        ),
     )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
     return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
@@ -224,7 +229,8 @@ def _column(
         known = given.drop_null() if has_origin else given[:0]
         origin = int(seconds_of(known[:1], 0)[0] // 1) if len(known) else 0
         return Column(feature, "number", form="seconds", origin=origin)
-    n_given, n_distinct = len(given) - given.null_count, len(given.drop_null().unique())
+    n_given = len(given) - given.null_count
+    n_distinct = len(given.drop_null().unique())
     # strings of which more than half differ are names, keys or text
     differ = n_given >= _LEAST_STRINGS and n_distinct > _MOST_DIFFERENT * n_given
     if differ and feature not in options.features:
@@ -236,8 +242,8 @@ def _column(
                 "; ".join(odd)
                 or f"all its strings are numbers; to have numbers, cast them before ({RECIPES})"
             )
-        told = f"{n_distinct:,} of its first {n_given:,} strings are different"
-        return f"{told}; --category takes them, --id keeps them for predictions"
+        share = f"{n_distinct:,} of its first {n_given:,} strings are different"
+        return f"{share}; --category takes them, --id keeps them for predictions"
     return Column(feature, "category")
 
 
@@ -270,15 +276,15 @@ def describe_uses(
     `columns` names all, `n_missing` counts the missing values of those of `encoding`; `notes` tell why columns are left out;
     `word` is the use of the column of labels or targets.
     """
-    own = {encoding.id: "id", encoding.fold: "fold", encoding.label: word, encoding.weight: "weight"}
-    own |= {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
+    roles = {encoding.id: "id", encoding.fold: "fold", encoding.label: word, encoding.weight: "weight"}
+    roles |= {column.values: f"values of {column.name}" for column in encoding.columns if column.values}
     uses: dict[str, tuple[Any, ...]] = {}
     for column, missing in zip(encoding.columns, n_missing.tolist(), strict=True):
         n_features = encoding.n_buckets if column.kind == "hashed" else column.n_features
         uses[column.name] = _use(column, encoding), n_features, int(missing), ""
     for name in (name for name in columns if name not in uses):
-        note = "" if name in own else notes.get(name, "not among --features")
-        uses[name] = own.get(name, "not used"), 0, 0, note
+        note = "" if name in roles else notes.get(name, "not among --features")
+        uses[name] = roles.get(name, "not used"), 0, 0, note
     names = ("column", "use", "features", "missing", "note")
     return [dict(zip(names, (name, *use), strict=True)) for name, use in uses.items()]
 

@@ -58,16 +58,19 @@ class FileReader(TableReader):
         sizes = {path: self.sizes(path) for path in self.paths}
         most = max(sum(map(sum, sizes.values())) // n_tasks, 1 << 20)
         found: list[Piece] = []
-        for path, own in sizes.items():
-            shares = in_shares(own, -(-sum(own) // most))
-            found += [Piece(path, *share, sum(own[slice(*share)])) for share in shares] or [Piece(path)]
+        for path, group_sizes in sizes.items():
+            shares = in_shares(group_sizes, -(-sum(group_sizes) // most))
+            found += [Piece(path, *share, sum(group_sizes[slice(*share)])) for share in shares] or [
+                Piece(path)
+            ]
         return found
 
     def first_blocks(self, names: Sequence[str]) -> Iterator[Block]:
         # as many columns at a time as have pages that fit in the memory, before it is known whether all do
         n = max(1, 4 * self.memory_bytes // (9 * _PAGE_BYTES))
         for k in range(0, len(names), n):
-            group, first = names[k : k + n], dict[str, Block]()
+            group = names[k : k + n]
+            first = dict[str, Block]()
             for path in self.paths:
                 types = column_types(self.schema(path), path)
                 typed = [
@@ -85,18 +88,18 @@ class FileReader(TableReader):
                     break
             yield from (first[name] if name in first else no_values(name) for name in group)
 
-    def rows_at_a_time(self, place: str, row_bytes: float) -> int:
+    def rows_at_a_time(self, where: str, row_bytes: float) -> int:
         """Return the rows to decode at a time; refuses rows that do not fit in the memory."""
-        self.check_fits(place, row_bytes, f"rows of {format_size(row_bytes)} each, decoded")
+        self.check_fits(where, row_bytes, f"rows of {format_size(row_bytes)} each, decoded")
         least = min(_LEAST_BATCH_ROWS, max(self.memory_bytes / row_bytes, 1))
         return int(min(max(self.memory_bytes / 8 / row_bytes, least), MOST_BATCH_ROWS))
 
-    def check_fits(self, place: str, n_bytes: float, found: str, advice: str = "") -> None:
+    def check_fits(self, where: str, n_bytes: float, description: str, advice: str = "") -> None:
         """Refuse what is decoded as a whole, and does not fit in the memory."""
         if n_bytes > self.memory_bytes:
             raise DataError(
-                f"{place}: expected at most {format_size(self.memory_bytes)} to decode at a time under this memory budget, "
-                f"found {found}; {advice}give a larger --memory"
+                f"{where}: expected at most {format_size(self.memory_bytes)} to decode at a time under this memory budget, "
+                f"found {description}; {advice}give a larger --memory"
             )
 
 
@@ -120,36 +123,36 @@ class ParquetReader(FileReader):
 
     def _metadata(self, path: str) -> Any:
         """Read a file's metadata, which may take much memory: of one file at a time."""
-        if found := self._read.get(path):
-            return found
+        if metadata := self._read.get(path):
+            return metadata
         self._read.clear()
         with _refusing_damage(path):
-            found = parquet_file(location(path)).metadata
+            metadata = parquet_file(location(path)).metadata
         with open_bytes(location(path)) as file:
             file.seek(-8, os.SEEK_END)
             # a signature, without which columns are not encrypted, makes the footer longer; pyarrow aborts at these
-            if int.from_bytes(file.read(4), "little") != found.serialized_size:
+            if int.from_bytes(file.read(4), "little") != metadata.serialized_size:
                 raise DataError(
                     f"{path}: expected plain columns, found encrypted ones; decrypt the file first"
                 )
-        self._read[path] = found
-        return found
+        self._read[path] = metadata
+        return metadata
 
     @cached_property
     def _files(self) -> dict[str, _File]:
-        found: dict[str, _File] = {}
+        files: dict[str, _File] = {}
         for path in self.paths:
             metadata = self._metadata(path)
             with _refusing_damage(path):
                 schema = metadata.schema.to_arrow_schema()
-            first = next(iter(found.values())).schema if found else schema
+            first = next(iter(files.values())).schema if files else schema
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            found[path] = _File(
+            files[path] = _File(
                 first if schema.equals(first, check_metadata=True) else schema,
                 np.array([group.num_rows for group in groups], np.int64),
                 np.array([group.total_byte_size for group in groups], np.int64),
             )
-        return found
+        return files
 
     def sizes(self, path: str) -> list[int]:
         sizes: list[int] = self._files[path].n_bytes.tolist()
@@ -161,24 +164,26 @@ class ParquetReader(FileReader):
 
     def held_bytes(self, types: Mapping[str, str]) -> int:
         """Bytes of metadata, and of the pages that are open: of every column one, compressed and not, and its dictionary."""
-        found = [0]
+        sizes = [0]
         for path, file in self._files.items():
             if file.n_bytes.size:
                 metadata = self._metadata(path)
                 chunks = _chunks(metadata, int(file.n_bytes.argmax()), _leaves(metadata, types))
                 pages = (min(chunk.total_uncompressed_size, 3 * _PAGE_BYTES // 4) for chunk in chunks)
-                found.append(_PARSED * metadata.serialized_size + 3 * sum(pages))
-        return max(found)
+                sizes.append(_PARSED * metadata.serialized_size + 3 * sum(pages))
+        return max(sizes)
 
     def schema(self, path: str) -> pa.Schema:
         return self._files[path].schema
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:
-        path, own = piece.path, self._files[piece.path]
-        present = column_types(own.schema, path)
-        before = int(own.n_rows[: piece.start].sum())
+        path = piece.path
+        table_file = self._files[piece.path]
+        present = column_types(table_file.schema, path)
+        before = int(table_file.n_rows[: piece.start].sum())
         metadata = self._metadata(path)
-        groups, leaves = range(own.n_rows.size)[piece.start : piece.stop], _leaves(metadata, types)
+        groups = range(table_file.n_rows.size)[piece.start : piece.stop]
+        leaves = _leaves(metadata, types)
         names = [name for name in types if name in present]
         # pyarrow does not read pages of prefixes or lengths as dictionaries
         strings = {name for name, kind in types.items() if present.get(name) == kind == "string"}
@@ -194,12 +199,14 @@ class ParquetReader(FileReader):
             parquet_file(location(path), read_dictionary=sorted(strings - plain), **options) as file,
         ):
             for number in groups:
-                chunks, row_bytes = _chunks(metadata, number, leaves), 16.0
+                chunks = _chunks(metadata, number, leaves)
+                row_bytes = 16.0
                 for chunk in chunks:
-                    stored, size = chunk.total_compressed_size, chunk.total_uncompressed_size
+                    stored = chunk.total_compressed_size
+                    size = chunk.total_uncompressed_size
                     # runs and dictionaries may take next to none in the file
                     decoded = max(size, _CELL_BYTES * chunk.num_values)
-                    row_bytes += 2 * decoded / max(int(own.n_rows[number]), 1)
+                    row_bytes += 2 * decoded / max(int(table_file.n_rows[number]), 1)
                     if chunk.path_in_schema not in types:  # of a list, of which one row may have all elements
                         size = decoded
                     self.check_fits(
@@ -260,12 +267,12 @@ class ArrowReader(FileReader):
             rows = self.rows_at_a_time(piece.path, max(batch.nbytes / max(batch.num_rows, 1), 8.0))
             for start in range(0, batch.num_rows, rows):
                 copied: dict[str, pa.Array] = {}
-                for own, column in zip(batch.schema, batch.slice(start, rows).columns, strict=True):
-                    if own.name in types or pa.types.is_struct(own.type):
+                for column_field, column in zip(batch.schema, batch.slice(start, rows).columns, strict=True):
+                    if column_field.name in types or pa.types.is_struct(column_field.type):
                         # pyarrow follows offsets out of a damaged file into a crash
                         with _refusing_damage(piece.path):
                             column.validate(full=True)
-                        copied[own.name] = pa.concat_arrays([column])
+                        copied[column_field.name] = pa.concat_arrays([column])
                         # pages count as resident until they are released, of each column up to some megabytes
                         mapped.madvise(mmap.MADV_DONTNEED)
                 columns = flat_columns(pa.RecordBatch.from_arrays([*copied.values()], [*copied]))
@@ -285,12 +292,12 @@ class ArrowReader(FileReader):
             _batches(opened, piece) for opened in (reader, _open_mapped(piece.path, [narrow])[1])
         )
         for number, sample in enumerate(samples, piece.start + 1):
-            place = f"{piece.path}: record batch {number}"
+            where = f"{piece.path}: record batch {number}"
             known = sum(widths) * sample.num_rows if _inflated(sample) else 0
-            self.check_fits(place, known, format_size(known), _SMALLER_BATCHES)
+            self.check_fits(where, known, format_size(known), _SMALLER_BATCHES)
             batch = next(batches)
             size = _inflated(batch)
-            self.check_fits(place, size, format_size(size), _SMALLER_BATCHES)
+            self.check_fits(where, size, format_size(size), _SMALLER_BATCHES)
             with _refusing_damage(piece.path):
                 batch.validate()
             yield mapped, batch

@@ -39,7 +39,7 @@ _BLOCK_BYTES = 8_000_000
 
 
 @takes(ColumnsOptions)
-def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Columns:
+def make_columns(dataset: Dataset | str | Path, options: ColumnsOptions) -> Columns:
     """Make the column layout of a dataset, beside its row layout. It depends neither on `memory` nor on `workers`.
 
     Parameters
@@ -69,11 +69,12 @@ def make_columns(dataset: Dataset | str | Path, asked: ColumnsOptions) -> Column
     dataset = open_dataset(dataset)
     layout = local_path(dataset.path, "a dataset that gets a column layout") / FOLDER
     clear_interrupted(layout)
-    if has_columns(dataset) and not asked.force:
+    if has_columns(dataset) and not options.force:
         raise UsageError(f"{layout} exists; replace it with --force")
-    workers, listener = asked.workers, asked.listener
-    plan = _make_plan(dataset, asked, workers)
-    with dataset_workplace(layout, force=asked.force) as work, Pool(workers, listener, __name__) as pool:
+    workers = options.workers
+    listener = options.listener
+    plan = _make_plan(dataset, options, workers)
+    with dataset_workplace(layout, force=options.force) as work, Pool(workers, listener, __name__) as pool:
         _transpose(dataset, plan, work, pool)
     dataset.close()
     return open_columns(dataset)
@@ -137,7 +138,8 @@ class Bucket(NamedTuple):
 def _count(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Read the features in a range that occur, ascending, and their numbers of entries, piece by piece."""
     for piece in dataset.read_features(("feature", "n_entries"), start=start):
-        feature, count = piece["feature"], piece["n_entries"]
+        feature = piece["feature"]
+        count = piece["n_entries"]
         if feature[0] >= stop:
             return
         chosen = (feature >= start) & (feature < stop) & (count > 0)
@@ -148,7 +150,7 @@ def _count(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray
 def _cut(dataset: Dataset, limit: int, borders: Sequence[int] = ()) -> list[Bucket]:
     """Cut all features at `borders`, and into buckets of up to `limit` bytes, or of one feature that takes more."""
     entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
-    found: list[list[int]] = []  # first feature, features, entries
+    buckets: list[list[int]] = []  # first feature, features, entries
     held = limit  # nothing fits: a bucket begins
     for feature, count in _count(dataset, 0, dataset.n_features):
         size = count * entry_bytes + _FEATURE_BYTES
@@ -159,14 +161,15 @@ def _cut(dataset: Dataset, limit: int, borders: Sequence[int] = ()) -> list[Buck
                 ends = np.cumsum(size[start:stop])
                 n = int(np.searchsorted(ends, limit - held, side="right"))
                 if not n:
-                    found.append([int(feature[start]), 0, 0])
-                    held, n = 0, max(int(np.searchsorted(ends, limit, side="right")), 1)
+                    buckets.append([int(feature[start]), 0, 0])
+                    held = 0
+                    n = max(int(np.searchsorted(ends, limit, side="right")), 1)
                 held += int(ends[n - 1])
-                found[-1][1] += n
-                found[-1][2] += int(count[start : start + n].sum())
+                buckets[-1][1] += n
+                buckets[-1][2] += int(count[start : start + n].sum())
                 start += n
-    starts = [0, *(first for first, _, _ in found[1:]), dataset.n_features]
-    return [Bucket(*ends, *sizes) for ends, (_, *sizes) in zip(pairwise(starts), found, strict=False)]
+    starts = [0, *(first for first, _, _ in buckets[1:]), dataset.n_features]
+    return [Bucket(*ends, *sizes) for ends, (_, *sizes) in zip(pairwise(starts), buckets, strict=False)]
 
 
 class Work(NamedTuple):
@@ -236,27 +239,29 @@ def _scatter(work: Work, number: int, tell: Tell | None) -> list[Part]:
     ranges = Ranges(0, [bucket.stop for bucket in work.buckets])
     run = PartitionWriter(work.runs[number], work.layout, len(work.buckets), work.plan.gather_bytes)
     with work.opened() as dataset, run:
-        for entries in _told(ahead(_entries(dataset, *work.shares[number]), 1), 0, tell):
+        for entries in _reported(ahead(_entries(dataset, *work.shares[number]), 1), 0, tell):
             run.append(ranges.number(entries.fields[0]), entries)
     return []
 
 
 def _sort(work: Work, number: int, tell: Tell | None) -> list[Part]:
     """Sort the buckets of a job and write its shards."""
-    plan, (shard, stop), done = work.plan, work.jobs[number], 0
+    plan = work.plan
+    shard, stop = work.jobs[number]
+    done = 0
     starts = [one.start for one in work.shards[shard:stop]]
     end = work.shards[stop - 1].stop
     with work.opened() as dataset, PartitionReader(work.runs, work.layout) as reader:
         form = shard, starts, plan.chunk_bytes, plan.compression
         writer = ColumnsWriter(work.folder / "dataset", dataset, *form)
-        for place, bucket in enumerate(work.buckets):
+        for position, bucket in enumerate(work.buckets):
             if not starts[0] <= bucket.start < end:
                 continue
             if work.runs:
-                blocks = reader.blocks(place, _BLOCK_BYTES)
+                blocks = reader.blocks(position, _BLOCK_BYTES)
             else:
                 blocks = ahead(_entries(dataset, 0, dataset.n_chunks), 1)
-            blocks = _told(blocks, done, tell)
+            blocks = _reported(blocks, done, tell)
             pieces = zip(*_count(dataset, bucket.start, bucket.stop), strict=True)
             feature, count = map(np.concatenate, pieces)
             if bucket.n_features == 1 and bucket.n_entries > writer.piece_entries:  # in order already
@@ -275,7 +280,8 @@ def _sorted(
     """Return rows and values of the entries of features, in their order."""
     ends = np.cumsum(count)
     following = ends - count
-    first, width = int(feature[0]), int(feature[-1] - feature[0]) + 1
+    first = int(feature[0])
+    width = int(feature[-1] - feature[0]) + 1
     table = np.empty(0, dtype=np.int32)
     if width <= 4 * feature.size + 1024:
         table = np.full(width, -1, dtype=np.int32)
@@ -283,8 +289,10 @@ def _sorted(
     row = np.empty(ends[-1], dtype=dataset.row_dtype)
     value = np.empty(ends[-1], dtype=dataset.value_dtype)
     for entries in blocks:
-        found = entries.fields[0]
-        outside = found.size and (found.min() < first or found.max() > feature[-1])
+        feature_numbers = entries.fields[0]
+        outside = feature_numbers.size and (
+            feature_numbers.min() < first or feature_numbers.max() > feature[-1]
+        )
         numbers = (first, table, feature)
         if outside or sort_entries(tuple(entries.fields), numbers, following, ends, (row, value)) >= 0:
             raise _miscounted(dataset)
@@ -293,7 +301,7 @@ def _sorted(
     return row, value
 
 
-def _told(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
+def _reported(blocks: Blocks, done: int, tell: Tell | None) -> Blocks:
     """Report entries, in addition to those done before, after each block has been processed."""
     for entries in blocks:
         yield entries

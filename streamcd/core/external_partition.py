@@ -82,8 +82,8 @@ class Records(NamedTuple):
 
     def take(self, order: np.ndarray, ends: np.ndarray | None = None) -> Records:
         """Copy the records numbered `order`, in that order; `ends` are those of their items, if they are known."""
-        places = order.astype(np.intp, copy=False)  # once for all fields
-        fields = [np.take(field, places, axis=0, mode="clip") for field in self.fields]
+        rows = order.astype(np.intp, copy=False)  # once for all fields
+        fields = [np.take(field, rows, axis=0, mode="clip") for field in self.fields]
         if self.indptr is None:
             return Records(fields)
         if ends is None:
@@ -100,7 +100,8 @@ class Ranges:
     _TABLE_BITS = 18
 
     def __init__(self, start: int, ends: Sequence[int] | np.ndarray) -> None:
-        self._start, self._ends = start, np.asarray(ends, np.int64)
+        self._start = start
+        self._ends = np.asarray(ends, np.int64)
         width = int(self._ends[-1]) - start
         self._shift = max((width - 1).bit_length() - self._TABLE_BITS, 0)
         cells = (np.arange(((width - 1) >> self._shift) + 1) << self._shift) + start
@@ -129,7 +130,9 @@ class PartitionWriter:
         self, path: Path, layout: Layout, n_buckets: int, memory_bytes: int, *, record_bytes: int = 0
     ) -> None:
         assert n_buckets <= MAX_BUCKETS
-        self._path, self._layout, self._memory_bytes = path, layout, memory_bytes
+        self._path = path
+        self._layout = layout
+        self._memory_bytes = memory_bytes
         self._record_bytes = max(record_bytes, layout.record_bytes)
         most = min(max(memory_bytes // self._record_bytes, 1), _MAX_RECORDS)
         most_items = max(memory_bytes // layout.item_bytes, 1) if layout.items else 0
@@ -157,7 +160,8 @@ class PartitionWriter:
 
     def append(self, bucket: np.ndarray, records: Records) -> None:
         """Append records, which are copied, with the numbers of their buckets."""
-        n, n_items = self._n + records.size, self._n_items
+        n = self._n + records.size
+        n_items = self._n_items
         if records.indptr is not None:
             n_items += int(records.indptr[-1] - records.indptr[0])
         n_bytes = n * self._record_bytes + n_items * self._layout.item_bytes
@@ -170,7 +174,8 @@ class PartitionWriter:
                 self._indptr[self._n + 1 : n + 1] = records.indptr[1:] + (self._n_items - first)
                 for held, item in zip(self._items, records.items, strict=True):
                     held[self._n_items : n_items] = item[first:stop]
-            self._n, self._n_items = n, n_items
+            self._n = n
+            self._n_items = n_items
         elif self._n:
             self.spill()
             self.append(bucket, records)
@@ -207,14 +212,14 @@ class PartitionWriter:
             np.cumsum(np.diff(records.indptr)[order], out=ends[1:])
         self._starts.append(np.stack([self._record_starts, ends[self._record_starts]]))
         self._spills.append((self._end, records.size, int(ends[-1])))
-        *places, self._end = self._layout.places(*self._spills[-1])
+        *offsets, self._end = self._layout.places(*self._spills[-1])
         with file_named(self._path):
             for start, stop in _blocks(self._layout, ends, _BLOCK_BYTES):
                 taken = records.take(order[start:stop], ends[start : stop + 1])
                 lengths = [] if taken.indptr is None else [np.diff(taken.indptr)]
                 for number, column in enumerate((*taken.fields, *lengths, *taken.items)):
-                    self._file.seek(places[number])
-                    places[number] += self._file.write(_bytes(column))
+                    self._file.seek(offsets[number])
+                    offsets[number] += self._file.write(_bytes(column))
 
     def close(self) -> None:
         """Write the remaining records, then the index."""
@@ -238,7 +243,8 @@ def _bytes(column: np.ndarray) -> memoryview:
 
 def _blocks(layout: Layout, ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Cut records whose items end at ``ends[1:]`` into ranges of about so many bytes, or of a single record."""
-    start, most_items = 0, most // max(layout.item_bytes, 1)
+    start = 0
+    most_items = most // max(layout.item_bytes, 1)
     while start < ends.size - 1:
         stop = int(np.searchsorted(ends, ends[start] + most_items, side="right")) - 1
         stop = max(min(stop, start + most // layout.record_bytes), start + 1)
@@ -254,9 +260,11 @@ class _Run:
     """A run, open for reading; where buckets begin is read on demand and not kept in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, os.open(path, os.O_RDONLY)
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        length, size = np.empty(1, "<i8"), os.fstat(self._file).st_size
+        length = np.empty(1, "<i8")
+        size = os.fstat(self._file).st_size
         self._fill(length, size - 8)
         about = np.empty(length[0], np.uint8)
         self._fill(about, size - 8 - about.size)
@@ -276,17 +284,19 @@ class _Run:
     def read(self, extent: _Extent, columns: Sequence[np.ndarray]) -> None:
         """Fill arrays with an extent's fields, lengths (if there are items) and items, or only the first few of these."""
         by_record = self._layout.by_record
-        dtypes, places = (*by_record, *self._layout.items), self._layout.places(*extent.spill)
-        for number, (out, dtype, place) in enumerate(zip(columns, dtypes, places, strict=False)):
+        dtypes = (*by_record, *self._layout.items)
+        offsets = self._layout.places(*extent.spill)
+        for number, (out, dtype, offset) in enumerate(zip(columns, dtypes, offsets, strict=False)):
             start = extent.start if number < len(by_record) else extent.item_start
             column = out if out.dtype == dtype.base else np.empty(out.shape, dtype.base)
-            self._fill(column, place + start * dtype.itemsize)
+            self._fill(column, offset + start * dtype.itemsize)
             if column is not out:
                 out[:] = column
 
     def _fill(self, column: np.ndarray, offset: int) -> None:
         """Read bytes from `offset` on."""
-        view, done = _bytes(column), 0
+        view = _bytes(column)
+        done = 0
         while done < len(view):
             n_bytes = os.preadv(self._file, [view[done:]], offset + done)
             if not n_bytes:
@@ -312,7 +322,8 @@ class PartitionReader:
     """
 
     def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
-        self._paths, self._layout = paths, layout
+        self._paths = paths
+        self._layout = layout
         self._run = functools.lru_cache(_MAX_OPEN_RUNS)(_Run)
 
     def __enter__(self) -> PartitionReader:
@@ -352,13 +363,15 @@ class PartitionReader:
 
     def _read(self, extents: Iterable[_Extent], n_records: int, n_items: int, items: bool = True) -> Records:
         fields = [np.empty(n_records, dtype) for dtype in self._layout.fields]
-        found = [np.empty(n_items, dtype) for dtype in self._layout.items] if items else []
+        arrays = [np.empty(n_items, dtype) for dtype in self._layout.items] if items else []
         indptr = np.zeros(n_records + 1, np.int64) if self._layout.items else None
         by_record = fields if indptr is None else [*fields, indptr[1:]]
         record = item = 0
         for extent in extents:
-            stop, item_stop = record + extent.stop - extent.start, item + extent.item_stop - extent.item_start
+            stop = record + extent.stop - extent.start
+            item_stop = item + extent.item_stop - extent.item_start
             columns = [column[record:stop] for column in by_record]
-            extent.run.read(extent, columns + [column[item:item_stop] for column in found])
-            record, item = stop, item_stop
-        return Records(fields, indptr if indptr is None else np.cumsum(indptr, out=indptr), found)
+            extent.run.read(extent, columns + [column[item:item_stop] for column in arrays])
+            record = stop
+            item = item_stop
+        return Records(fields, indptr if indptr is None else np.cumsum(indptr, out=indptr), arrays)

@@ -35,9 +35,6 @@ from .storage import Location, Url
 # Whole or not at all: temporary name, sync, replace, sync of the directory
 
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
-
-
 def sync(*paths: Path) -> None:
     """Make the bytes of files, or the names in directories, durable; several at a time share writes of the journal."""
     if len(paths) != 1:
@@ -53,12 +50,12 @@ def sync(*paths: Path) -> None:
 
 
 @contextmanager
-def replacing(*paths: Path, before: Sequence[Path] = (), described: bool = True) -> Iterator[list[Path]]:
+def replacing(*paths: Path, before: Sequence[Path] = ()) -> Iterator[list[Path]]:
     """Yield temporary names to write to; the files written there replace `paths`, of one directory, when the block ends.
 
     If the block fails, they stay as they were and the temporary files are removed. The directory is made if needed. The
-    files `before` are made durable first. The last one describes the others, unless not `described`: it is gone before the
-    first of them is replaced, and comes last.
+    files `before` are made durable first. The last one tells of the others: it is gone before the first of them is
+    replaced, and comes last.
     """
     *others, last = paths
     partials = [path.with_name(
@@ -73,13 +70,13 @@ def replacing(*paths: Path, before: Sequence[Path] = (), described: bool = True)
         with file_named(last):
             yield partials
         sync(*new, *before, *partials)  # safety: durability::power_cut[predict]
-        if others and described and last.exists():
-            last.unlink()  # safety: durability::power_cut[a model over another]
-            # its name is gone before the others get theirs
-            sync(last.parent)
-        for partial, path in zip(partials, others, strict=False):
-            os.replace(partial, path)
-        if others and described:
+        if others:
+            if last.exists():
+                last.unlink()  # safety: durability::power_cut[a model over another]
+                # its name is gone before the others get theirs
+                sync(last.parent)
+            for partial, path in zip(partials, others, strict=False):
+                os.replace(partial, path)
             # the others have theirs before it has its own
             sync(last.parent)  # safety: durability::power_cut[a model over another]
         os.replace(partials[-1], last)
@@ -173,8 +170,9 @@ def put_directory(new: Path, path: Path, *, force: bool) -> None:
 
 def exchange(path: Path, other: Path) -> None:
     """Let two directories change places in one step, which some file systems cannot."""
-    call = ctypes.CDLL(None, use_errno=True).renameat2
-    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+    working_directory = -100  # AT_FDCWD, and 2 is RENAME_EXCHANGE
+    paths = working_directory, os.fsencode(path), working_directory, os.fsencode(other)
+    if ctypes.CDLL(None, use_errno=True).renameat2(*paths, 2) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
 
@@ -257,8 +255,8 @@ def describe_other_kind(path: Location, expected: str) -> str:
 
 def content_digest(content: Mapping[str, Any], *without: str) -> str:
     """Compute 32 digits of the SHA-256 of the content as canonical JSON, leaving out its seal and the keys `without`."""
-    kept = {key: value for key, value in content.items() if key not in (SEAL, *without)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+    sealed = {key: value for key, value in content.items() if key not in (SEAL, *without)}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], Content]:
@@ -278,8 +276,8 @@ def read_metadata(path: Location, kind: Kind[Content]) -> tuple[dict[str, Any], 
         if not isinstance(raw, dict) or raw.get("format") != kind.format:
             problem = f"expected a {kind.format}, found something else"
         elif raw.get("format_version") != kind.version:  # safety: metadata::another_version
-            found, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
-            problem = f"expected format version {kind.version}, found {found}, written by streamcd {writer}"
+            version, writer = (reprlib.repr(raw.get(key)) for key in ("format_version", WRITER))
+            problem = f"expected format version {kind.version}, found {version}, written by streamcd {writer}"
         elif raw.get(SEAL) != content_digest(raw):  # safety: resume::changed_configuration
             problem = "changed since it was written"
         else:

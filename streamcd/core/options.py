@@ -269,7 +269,9 @@ class Checked:
         """Refuse a value that is not among an option's choices, or too small."""
         kind: Any = type(self)
         for name, one in declared(kind).items():
-            value, choices, least = getattr(self, name), one.option.choices, one.option.least
+            value = getattr(self, name)
+            choices = one.option.choices
+            least = one.option.least
             if choices and value is not None and value not in choices:
                 raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
             if least is not None and value is not None and value < least:
@@ -288,10 +290,10 @@ def number_or_word(
     name: str, value: Any, words: Sequence[str], allows: Callable[[float], bool], what: str
 ) -> Any:
     """Return the value of an option as the number that it allows, or one of its words; another one is refused by name."""
-    found = value if isinstance(value, str) and value in words else as_number(value)
-    if isinstance(found, float) and not allows(found):
+    number = value if isinstance(value, str) and value in words else as_number(value)
+    if isinstance(number, float) and not allows(number):
         raise UsageError(f"{name}: expected {', '.join(words)} or {what}, found {value!r}")
-    return found
+    return number
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     of the generator is raised here. On closing, the thread ends after the item that it is making, and is waited for: in
     Arrow's code it would abort a process that ends. Waiting for input, a generator asks `is_abandoned`.
     """
-    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False ends the thread
     made: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     stopped = threading.Event()
     stops = (stopped, *_current.stops)  # those of the thread that takes the items, too
@@ -155,7 +155,7 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     def make() -> None:
         _current.stops = stops
         try:
-            while asked.get() and not stopped.is_set():
+            while requests.get() and not stopped.is_set():
                 made.put((next(items), None))
         except BaseException as error:  # StopIteration too: raised in the thread that takes the items
             made.put((None, error))
@@ -166,19 +166,19 @@ def ahead(items: Generator[Item, None, None], n: int = AHEAD) -> Generator[Item,
     thread.start()
     try:
         for _ in range(n):
-            asked.put(True)
+            requests.put(True)
         while True:
             item, error = made.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            asked.put(True)
+            requests.put(True)
             yield item
             del item  # before the next one is waited for
     finally:
         stopped.set()
-        asked.put(False)
+        requests.put(False)
         thread.join(_SILENCE_SECONDS)
 
 
@@ -238,7 +238,8 @@ class Pool:
     def __init__(self, n_workers: int, listener: Listener, module: str = __name__) -> None:
         if n_workers < 1:
             raise UsageError(f"workers: expected 1 or more, found {n_workers}")
-        self.n_workers, self.listener = n_workers, listener
+        self.n_workers = n_workers
+        self.listener = listener
         self._workers: dict[Connection, BaseProcess] = {}
         try:
             if n_workers > 1:
@@ -307,14 +308,17 @@ class Pool:
         def tell(done: int) -> None:
             self.listener.progress(Progress(phase, done, total, unit))
 
-        done, errors = dict[int, Any](), dict[int, Exception]()
+        done = dict[int, Any]()
+        errors = dict[int, Exception]()
         for number, arguments in enumerate(() if self._workers else tasks):
             done[number] = function(*arguments, *([tell] if tells else []))
             if sizes and not tells:
                 tell(sum(sizes[: number + 1]))
-        waiting, idle = deque(enumerate(tasks if self._workers else ())), list(self._workers)
+        waiting = deque(enumerate(tasks if self._workers else ()))
+        idle = list(self._workers)
         # with few tasks some workers end early, and the threads of the others can use their processors
-        at_work, apart = dict[Connection, int](), len(tasks) >= 2 * self.n_workers
+        at_work = dict[Connection, int]()
+        apart = len(tasks) >= 2 * self.n_workers
         while at_work or waiting:
             while waiting and idle:
                 number, arguments = waiting.popleft()
@@ -374,7 +378,8 @@ def _answer(tasks: Connection, processors: Collection[int], whole: Collection[in
     function, arguments, apart = tasks.recv()
     if processors:
         os.sched_setaffinity(0, processors if apart else whole)
-    result, failure = None, None
+    result = None
+    failure = None
     try:
         result = function(*arguments)
     except Exception as error:
@@ -393,7 +398,8 @@ def _end_with_parent() -> None:
 
 def in_shares(sizes: Sequence[int], n_shares: int) -> list[tuple[int, int]]:
     """Cut a sequence into at most `n_shares` ranges of about equal sums, as (start, stop)."""
-    total, n_items = sum(sizes), len(sizes)
+    total = sum(sizes)
+    n_items = len(sizes)
     ends = [0]
     for stop, before in enumerate(itertools.accumulate(sizes), start=1):
         if stop == n_items or before * n_shares >= total * len(ends):

@@ -49,8 +49,8 @@ def cost_name(C: float) -> str:
 
 def asked_text(C: float | None, l1: float | None) -> str:
     """Tell the values that are asked for."""
-    asked = {"C": C, "l1": l1}
-    return ", ".join(f"{name} = {value:g}" for name, value in asked.items() if value is not None)
+    wanted = {"C": C, "l1": l1}
+    return ", ".join(f"{name} = {value:g}" for name, value in wanted.items() if value is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -63,15 +63,15 @@ def class_indices(classes: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, n
     return index, classes[index] == label
 
 
-def place_of_label(asked: Any, labels: Sequence[Any], option: str) -> int:
+def place_of_label(given: Any, labels: Sequence[Any], option: str) -> int:
     """Return the place among a source's labels of one that is asked for as text, or as a number, which may be written +1."""
     texts = [str(label) for label in labels]
-    if str(asked) in texts:
-        return texts.index(str(asked))
+    if str(given) in texts:
+        return texts.index(str(given))
     with suppress(ValueError):
         numbers = [float(text) for text in texts]
-        return numbers.index(float(asked))
-    raise UsageError(f"{option}: expected one of {first_of(texts)}, found {asked!r}")
+        return numbers.index(float(given))
+    raise UsageError(f"{option}: expected one of {first_of(texts)}, found {given!r}")
 
 
 def check_class_names(names: Sequence[str], classes: Sequence[float] | None) -> None:
@@ -82,13 +82,13 @@ def check_class_names(names: Sequence[str], classes: Sequence[float] | None) -> 
         raise ValueError(f"`classes` are not numbers of the {len(names)} `class_names`")
 
 
-def diagonal_view(n_rows: int, n_columns: int, own: float, rest: float, dtype: type) -> np.ndarray:
+def diagonal_view(n_rows: int, n_columns: int, diagonal: float, rest: float, dtype: type) -> np.ndarray:
     """Make a matrix that holds `own` where ``column % n_rows == row``, and `rest` elsewhere.
 
     A read-only view with the memory of one row and one column: all elements of a diagonal share one address.
     """
     band: np.ndarray = np.full(n_rows - 1 + n_columns, rest, dtype)
-    band[n_rows - 1 :: n_rows] = own
+    band[n_rows - 1 :: n_rows] = diagonal
     strides = -band.itemsize, band.itemsize
     return np.lib.stride_tricks.as_strided(band[n_rows - 1 :], (n_rows, n_columns), strides, writeable=False)
 

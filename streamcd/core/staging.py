@@ -160,8 +160,8 @@ def _check_ours(work: Path) -> None:
         "move it away, or name another place"
     )
     with suppress(FileNotFoundError):
-        found = os.lstat(work)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.lstat(work)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise not_ours  # safety: convert::work_goes_to_no_directory
         names = os.listdir(work)
         if names in ([], ["lock"]):

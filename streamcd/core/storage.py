@@ -31,7 +31,8 @@ REQUESTS_AT_A_TIME = 16
 NO_FILE = -1
 """In place of a size."""
 
-_BLOCK_BYTES, _BLOCKS_HELD = 4 << 20, 3
+_BLOCK_BYTES = 4 << 20
+_BLOCKS_HELD = 3
 REMOTE_BYTES = 100_000_000 + 2 * _BLOCKS_HELD * _BLOCK_BYTES
 """Memory of whoever reads URLs: fsspec, s3fs, botocore and aiohttp (39 MB after the first request, on Linux x86-64), and the
 blocks of a file with their copies on the way."""
@@ -117,13 +118,13 @@ class Url(os.PathLike[str]):
 
     def size(self) -> int:
         """Bytes of a file that can be read at any place; others are refused."""
-        found = self.status().size
-        if found is None:
+        n_bytes = self.status().size
+        if n_bytes is None:
             raise UsageError(
                 f"{self.text}: expected a server that gives ranges of bytes, found one that does not; "
                 "download the data first"
             )
-        return found
+        return n_bytes
 
     def exists(self) -> bool:
         """True for a file; what may not be looked at is not there, as S3 says where it may not be listed either."""
@@ -162,13 +163,13 @@ class Url(os.PathLike[str]):
         if not self.is_bucket:
             return [self] if self.exists() else []
         files = self._files()
-        found = {self.text: {"type": "directory"}}
+        listed = {self.text: {"type": "directory"}}
         if glob.has_magic(self.text):
-            found = self.attempt(lambda: files.glob(self.text, detail=True))
-        for folder in [name for name, about in found.items() if about["type"] == "directory"]:
-            found |= self.attempt(partial(files.find, folder, detail=True))
+            listed = self.attempt(lambda: files.glob(self.text, detail=True))
+        for folder in [name for name, about in listed.items() if about["type"] == "directory"]:
+            listed |= self.attempt(partial(files.find, folder, detail=True))
         # an object whose name ends so stands for a folder
-        names = [name for name, about in found.items() if about["type"] == "file" and not name.endswith("/")]
+        names = [name for name, about in listed.items() if about["type"] == "file" and not name.endswith("/")]
         return [Url(f"{self.scheme}://{name}") for name in sorted(names)]
 
     def download(self, path: Path) -> None:
@@ -177,9 +178,9 @@ class Url(os.PathLike[str]):
 
     def find(self) -> dict[str, int]:
         """List the files below, in whatever depth: the size of each by its name from here on."""
-        found = self.attempt(lambda: self._files().find(self.text, detail=True))
+        files = self.attempt(lambda: self._files().find(self.text, detail=True))
         start = len(self.text.partition("://")[2].rstrip("/")) + 1
-        return {name[start:]: entry["size"] for name, entry in found.items()}
+        return {name[start:]: entry["size"] for name, entry in files.items()}
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -199,11 +200,11 @@ class Url(os.PathLike[str]):
 
     def _ask(self) -> Status:
         if self.is_bucket:
-            found = self._files().info(self.text)
-            if found["type"] != "file":
+            facts = self._files().info(self.text)
+            if facts["type"] != "file":
                 raise FileNotFoundError(self.text)
-            version = found.get("ETag") or found.get("etag") or found.get("LastModified")
-            return Status(found["size"], str(version))
+            version = facts.get("ETag") or facts.get("etag") or facts.get("LastModified")
+            return Status(facts["size"], str(version))
         # the answer to a request for the first byte tells whether ranges are served; `info` does not
         with self._files().open(self.text, block_size=0, headers={"Range": "bytes=0-0"}) as file:
             headers = file.r.headers
@@ -250,12 +251,12 @@ def location(path: str | os.PathLike[str] | None, what: str = "a path") -> Locat
 
 def local_path(path: str | os.PathLike[str] | None, what: str) -> Path:
     """The path of what is written, replaced and locked, which a URL cannot be."""
-    found = location(path, f"the path of {what}")
-    if isinstance(found, Url):
+    place_of = location(path, f"the path of {what}")
+    if isinstance(place_of, Url):
         raise UsageError(
             f"{path}: expected {what} on a disk, found a URL; URLs are read, what is written is on a disk"
         )
-    return found
+    return place_of
 
 
 def local_copy(url: Url, directory: Path) -> Path:
@@ -278,14 +279,14 @@ def _system_error(error: Exception, name: str) -> OSError:
     status = getattr(error, "status", None) or 0  # aiohttp's
     number = error.errno if isinstance(error, OSError) and error.errno in _LASTING else errno.EIO
     if isinstance(error, FileNotFoundError):
-        number, text = errno.ENOENT, "no such bucket" if _NO_BUCKET.search(text) else "no such object"
+        number = errno.ENOENT
+        text = "no such bucket" if _NO_BUCKET.search(text) else "no such object"
     elif isinstance(error, PermissionError) or status in (401, 403):
-        number, text = errno.EACCES, f"no permission ({text}); check the credentials"
+        number = errno.EACCES
+        text = f"no permission ({text}); check the credentials"
     elif "Credentials" in type(error).__name__ or type(error).__name__ == "ProfileNotFound":
-        number, text = (
-            errno.EACCES,
-            f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-        )
+        number = errno.EACCES
+        text = f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif 400 <= status < 500 and status != 429:
         number = errno.EINVAL
     return OSError(number, text, name)
@@ -297,10 +298,10 @@ def _system_error(error: Exception, name: str) -> OSError:
 
 def file_size(path: str | Location) -> int | None:
     """Bytes of a file that can be read at any place; None for a pipe, and for what a server gives as a whole only."""
-    found = location(path)
-    if isinstance(found, Url):
-        return found.status().size
-    return os.path.getsize(found) if os.path.isfile(found) else None
+    place_of = location(path)
+    if isinstance(place_of, Url):
+        return place_of.status().size
+    return os.path.getsize(place_of) if os.path.isfile(place_of) else None
 
 
 def file_sizes(folder: Location, names: Iterable[str]) -> Iterable[int | None]:
@@ -318,26 +319,27 @@ def _size_there(path: Location) -> int | None:
     try:
         if isinstance(path, Url):
             return path.size()
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else NO_FILE
+    return status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE
 
 
 def open_bytes(path: str | Location) -> io.RawIOBase:
     """Open a file for reading, without a buffer of Python's."""
-    found = location(path)
-    if not isinstance(found, Url):
-        return open(found, "rb", buffering=0)
-    size = found.status().size if found.known_size is None else found.known_size
-    return _RemoteFile(found, size)
+    place_of = location(path)
+    if not isinstance(place_of, Url):
+        return open(place_of, "rb", buffering=0)
+    size = place_of.status().size if place_of.known_size is None else place_of.known_size
+    return _RemoteFile(place_of, size)
 
 
 class _RemoteFile(io.RawIOBase):
     """A file of fsspec's, with failures as the system's errors; of unknown size where it can only be read to its end."""
 
     def __init__(self, url: Url, size: int | None) -> None:
-        self._url, self._size = url, size
+        self._url = url
+        self._size = size
         self._file = url.open(size)
 
     def readable(self) -> bool:
@@ -347,12 +349,12 @@ class _RemoteFile(io.RawIOBase):
         return self._size is not None
 
     def tell(self) -> int:
-        place: int = self._file.tell()
-        return place
+        position: int = self._file.tell()
+        return position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        place: int = self._file.seek(offset, whence)
-        return place
+        position: int = self._file.seek(offset, whence)
+        return position
 
     def readinto(self, buffer: Any) -> int:
         data = self._url.attempt(lambda: self._file.read(len(buffer)))

@@ -180,9 +180,9 @@ def dictionary_of(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
         array = array.cast(pa.large_string())  # whose dictionary has no null
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
-    places = numbers_of(array.indices) if not array.null_count else filled(array.indices.cast(pa.int64()), -1)
+    codes = numbers_of(array.indices) if not array.null_count else filled(array.indices.cast(pa.int64()), -1)
     valid = valid_of(array.dictionary)
-    return array.dictionary, np.where(valid[places], places, -1) if valid.size else places
+    return array.dictionary, np.where(valid[codes], codes, -1) if valid.size else codes
 
 
 def lists_of(array: pa.Array, name: str) -> tuple[np.ndarray, pa.Array]:
@@ -259,14 +259,14 @@ def names_of_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
     Whole numbers have all their digits and no decimal point, whatever their type.
     """
-    values, places = dictionary_of(array)
+    values, codes = dictionary_of(array)
     numbers = [math.nan if number is None else number for number in values.to_pylist()]
     texts = [
         str(int(number)) if math.isfinite(number) and number == int(number) else repr(float(number))
         for number in numbers
     ]
     known = np.array([*(not math.isnan(number) for number in numbers), False])
-    return arrow_strings(texts), np.where(known[places], places, -1)
+    return arrow_strings(texts), np.where(known[codes], codes, -1)
 
 
 _NUMBER, _COMMAS = (
@@ -296,12 +296,14 @@ def forms_of(strings: pa.Array) -> np.ndarray:
     return forms
 
 
-def odd_value(place: str, value: pa.Scalar, form: int) -> str:
+def odd_value(where: str, value: pa.Scalar, form: int) -> str:
     """Describe a value of a column of text that looks like numbers otherwise, or for its decimal commas."""
-    what, change = "is no number, nearly all of its column are", "make such words missing values"
+    what = "is no number, nearly all of its column are"
+    change = "make such words missing values"
     if form == COMMA:
-        what, change = "looks like a number with a decimal comma", "turn the commas into points"
-    return f"{place}: {shortened(str(value), 40)!r} {what}; to have numbers, {change} before ({RECIPES})"
+        what = "looks like a number with a decimal comma"
+        change = "turn the commas into points"
+    return f"{where}: {shortened(str(value), 40)!r} {what}; to have numbers, {change} before ({RECIPES})"
 
 
 def described_origin(origin: int) -> str:

@@ -35,8 +35,9 @@ class Centre:
 
     def mean_squares(self, piece: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return ``mean_square`` of some features' statistics, as of centred values."""
-        squares, mine = piece["mean_square"].copy(), np.isin(piece["feature"], self.features)
-        squares[mine] = self.squares[np.isin(self.features, piece["feature"])]
+        squares = piece["mean_square"].copy()
+        centred = np.isin(piece["feature"], self.features)
+        squares[centred] = self.squares[np.isin(self.features, piece["feature"])]
         return squares
 
     def enter(self, w: SourceRows, bias: float) -> None:
@@ -46,11 +47,12 @@ class Centre:
 
     def leave(self, blocks: Iterable[np.ndarray], bias: float) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of weights for centred values as of those for stored ones; the last is the bias's."""
-        start, products = 0, []
+        start = 0
+        products = []
         for rows in blocks:
             stop = start + rows.shape[0]
-            mine = slice(*np.searchsorted(self.features, (start, stop)).tolist())
-            products.append(self.shifts[mine, None] * rows[self.features[mine] - start])
+            span = slice(*np.searchsorted(self.features, (start, stop)).tolist())
+            products.append(self.shifts[span, None] * rows[self.features[span] - start])
             yield rows[: self.n_features - start]
             start = stop
         yield rows[-1:] - (_exact_sums(np.concatenate(products)) - self.target) / bias
@@ -93,11 +95,12 @@ def find_centre(
     """
     n_rows, n_features = shape
     none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-    found = [none, *(_centred(piece, n_rows, dtype) for piece in figures)]
-    features, shifts, squares, saved = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    centred = [none, *(_centred(piece, n_rows, dtype) for piece in figures)]
+    features, shifts, squares, saved = (np.concatenate(columns) for columns in zip(*centred, strict=True))
     target = 0.0
     if targets is not None:
-        least, greatest = np.array([targets["min"]]), np.array([targets["max"]])
+        least = np.array([targets["min"]])
+        greatest = np.array([targets["max"]])
         target = float(_shifts(least, greatest, 0.5 * least + 0.5 * greatest, np.dtype(np.float64))[0])
     if not (features.size or target):
         return None
@@ -128,9 +131,11 @@ def _shifts(least: np.ndarray, greatest: np.ndarray, middle: np.ndarray, dtype: 
     """
     one_sided = np.isfinite(least) & np.isfinite(greatest) & (least * greatest > 0.0)
     ends = np.abs(np.stack([least, greatest]))
-    place = np.spacing(np.where(one_sided, ends.max(axis=0), 1.0).astype(dtype)).astype(np.float64)
+    spacing = np.spacing(np.where(one_sided, ends.max(axis=0), 1.0).astype(dtype)).astype(np.float64)
     size = np.minimum(np.abs(middle), 2.0 * ends.min(axis=0))
-    return np.where(one_sided, np.sign(least) * np.floor(np.where(one_sided, size, 0.0) / place) * place, 0.0)
+    return np.where(
+        one_sided, np.sign(least) * np.floor(np.where(one_sided, size, 0.0) / spacing) * spacing, 0.0
+    )
 
 
 def _exact_sums(products: np.ndarray) -> np.ndarray:

@@ -53,7 +53,8 @@ class ChunkedTable:
 
         `n_begun` is the number of them that begin in each chunk; every entry belongs to one.
         """
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
         self.client_bytes = DATASET_BYTES if isinstance(path, Url) else 0  # that reading takes at a URL
         self.fingerprint: str = manifest["fingerprint"]
         self.n_items: int = manifest[items]
@@ -68,7 +69,8 @@ class ChunkedTable:
         self.shard_start = np.searchsorted(self.chunk_part, np.arange(self.n_shards + 1))
         self.chunk_group = (np.arange(self.n_chunks) - self.shard_start[self.chunk_part]).astype(np.int32)
         # items item_start[c]:item_start[c + 1] begin in chunk c
-        self.item_start, self.entry_start = starts_of(n_begun), starts_of(chunk_table["n_entries"])
+        self.item_start = starts_of(n_begun)
+        self.entry_start = starts_of(chunk_table["n_entries"])
         for key, starts in ((items, self.item_start), ("n_entries", self.entry_start)):
             if manifest[key] != starts[-1]:
                 raise DatasetError(
@@ -129,7 +131,9 @@ class ChunkedTable:
 
         `verify` checks the chunk's checksum, and the pages' own of columns before those that it covers.
         """
-        part, group, crcs = self._part(table, chunk), int(self.chunk_group[chunk]), self._crcs[table]
+        part = self._part(table, chunk)
+        group = int(self.chunk_group[chunk])
+        crcs = self._crcs[table]
         assert crcs is not None, "arrays are read elsewhere"
         with reading(part.path, f"chunk {group}"):
             covered = self.TABLES[table]
@@ -194,7 +198,8 @@ class ChunkedTable:
 
     def _extent(self, table: str, chunk: int, first: str) -> tuple[OpenPart, int, int]:
         """Return the open file of a chunk of a table, with offset and length of the chunk's columns from `first` on."""
-        part, group = self._part(table, chunk), int(self.chunk_group[chunk])
+        part = self._part(table, chunk)
+        group = int(self.chunk_group[chunk])
         with reading(part.path, f"chunk {group}"):
             return part, *extent_of(part.footer, group, first)
 
@@ -253,11 +258,11 @@ def file_problems(path: Location, files: Iterable[tuple[str, int, str]]) -> Iter
     """Find files (name, bytes, checksum) that are missing or have another size; yields the path and a message for each."""
     files = list(files)
     sizes = file_sizes(path, [name for name, *_ in files])
-    for (name, n_bytes, _), found in zip(files, sizes, strict=True):
-        if found is None:
+    for (name, n_bytes, _), size in zip(files, sizes, strict=True):
+        if size is None:
             yield path / name, f"{path / name}: the file is missing"
-        elif found == NO_FILE:  # safety: dataset::what_is_no_file[pipe-features.parquet]
+        elif size == NO_FILE:  # safety: dataset::what_is_no_file[pipe-features.parquet]
             yield path / name, f"{path / name}: expected a file, found a device, a pipe or a directory"
-        elif found != n_bytes:  # safety: dataset::truncated_or_missing[features.parquet]
-            kind = "truncated" if found < n_bytes else "too long"
-            yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {found}"
+        elif size != n_bytes:  # safety: dataset::truncated_or_missing[features.parquet]
+            kind = "truncated" if size < n_bytes else "too long"
+            yield path / name, f"{path / name}: {kind}, expected {n_bytes} bytes, found {size}"

@@ -120,8 +120,12 @@ class ColumnsWriter:
         chunk_bytes: int,
         compression: str,
     ) -> None:
-        self._folder, self._dataset, self._compression = folder, dataset, compression
-        self._number, self._starts, self._chunk_bytes = part, np.array(starts, np.int64), chunk_bytes
+        self._folder = folder
+        self._dataset = dataset
+        self._compression = compression
+        self._number = part
+        self._starts = np.array(starts, np.int64)
+        self._chunk_bytes = chunk_bytes
         self._entry_bytes = dataset.row_dtype.itemsize + dataset.value_dtype.itemsize
         self.piece_entries = max(chunk_bytes // self._entry_bytes, 1)
         self._parts: list[Part] = []
@@ -133,7 +137,8 @@ class ColumnsWriter:
 
     def add(self, feature: np.ndarray, n_entries: np.ndarray, row: np.ndarray, value: np.ndarray) -> None:
         """Append whole features, in ascending order; `row` and `value` hold their entries, feature by feature."""
-        size, entry = starts_of(n_entries * self._entry_bytes + self.FEATURE_BYTES), starts_of(n_entries)
+        size = starts_of(n_entries * self._entry_bytes + self.FEATURE_BYTES)
+        entry = starts_of(n_entries)
         large = np.flatnonzero(n_entries > self.piece_entries)
         borders = np.searchsorted(feature, self._starts)
         cuts = np.unique(np.concatenate([[0], large, large + 1, borders, [feature.size]])).tolist()
@@ -174,7 +179,9 @@ class ColumnsWriter:
                 start = stop
                 if n_held == self.piece_entries:
                     self._write_piece(feature, held, piece)
-                    piece, held, n_held = piece + 1, [], 0
+                    piece += 1
+                    held = []
+                    n_held = 0
         if held:
             self._write_piece(feature, held, piece)
         return n_entries
@@ -186,7 +193,8 @@ class ColumnsWriter:
     def _flush(self) -> None:
         if self._pending:
             feature, count, row, value = map(np.concatenate, zip(*self._pending, strict=True))
-            self._pending, self._pending_bytes = [], 0
+            self._pending = []
+            self._pending_bytes = 0
             self._write(feature, count, row, value, 0)
 
     def _write(
@@ -205,7 +213,8 @@ class ColumnsWriter:
         if self._n_begun == self._starts.size or feature < self._starts[self._n_begun]:
             return
         self._end_part()
-        number, rows = self._number + self._n_begun, self._dataset
+        number = self._number + self._n_begun
+        rows = self._dataset
         names = {"entries": f"part-{number:05d}.parquet", "index": f"index-{number:05d}.parquet"}
         schemas = column_schemas(rows.row_dtype, rows.index_dtype, rows.value_dtype)
         counted = COLUMN_CHUNKS.names[1:5]

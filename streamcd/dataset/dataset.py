@@ -112,21 +112,23 @@ class Dataset(ChunkedTable):
         cls, path: str | os.PathLike[str], *, check_files: bool = True, fingerprint: str | None = None
     ) -> Self:
         """Open the row layout in a directory, refused where it should have a `fingerprint` and has another."""
-        place = location(path)
+        folder = location(path)
         try:
-            manifest, _ = read_metadata(place / "manifest.json", cls.KIND)
+            manifest, _ = read_metadata(folder / "manifest.json", cls.KIND)
         except (FileNotFoundError, NotADirectoryError):
-            raise DatasetError(_describe_absence(place)) from None
+            raise DatasetError(_describe_absence(folder)) from None
         if fingerprint not in (None, manifest["fingerprint"]):  # safety: resume::changed_dataset
             raise DatasetError(
-                f"{place}: expected the dataset with the fingerprint {fingerprint}, found {manifest['fingerprint']}"
+                f"{folder}: expected the dataset with the fingerprint {fingerprint}, found {manifest['fingerprint']}"
             )
-        return cls(place, manifest, cls.read_chunk_table(place, manifest, check_files))
+        return cls(folder, manifest, cls.read_chunk_table(folder, manifest, check_files))
 
     def at(self, path: Location, manifest: dict[str, Any]) -> Self:
         """Return the dataset with its files in another place, as a manifest of the same chunks names them."""
         other = copy.copy(self)
-        other.path, other.manifest, other._footers = path, manifest, {}
+        other.path = path
+        other.manifest = manifest
+        other._footers = {}
         return other
 
     def read_rows(
@@ -149,11 +151,11 @@ class Dataset(ChunkedTable):
         """Read columns of a chunk, with numbers of rows, here and in the source, among those of all parts."""
         arrays = super()._read(table, chunk, columns, verify)
         row, source = self.part_starts(int(self.chunk_part[chunk]))
-        for place, name in enumerate(columns):
+        for position, name in enumerate(columns):
             if name in ("row", "source"):
                 dtype, shift = (self.row_dtype, row) if name == "row" else (np.dtype(np.int64), source)
-                arrays[place] = arrays[place].astype(dtype, copy=False)
-                arrays[place] = arrays[place] + dtype.type(shift) if shift else arrays[place]
+                arrays[position] = arrays[position].astype(dtype, copy=False)
+                arrays[position] = arrays[position] + dtype.type(shift) if shift else arrays[position]
         return arrays
 
     def part_starts(self, part: int) -> tuple[int, int]:
@@ -327,7 +329,8 @@ class Dataset(ChunkedTable):
     def centre(self) -> Centre | None:
         """Shifts of features and targets in a training whose bias is not penalised; None where there are none."""
         described = self.n_rows, self.n_features
-        figures, norms = self.read_features(STATISTICS), self.mean_square
+        figures = self.read_features(STATISTICS)
+        norms = self.mean_square
         return find_centre(figures, described, self.value_dtype, self.targets, norms)
 
     def read_scaling(self) -> Scaling:
@@ -354,8 +357,8 @@ class Dataset(ChunkedTable):
                 half = piece["max"] / 2 - piece["min"] / 2
                 variance = piece["mean_square"] - piece["mean"] ** 2
                 is_known = variance > 1e-10 * piece["mean_square"]  # to which sums are exact to 1 %
-                found = np.where(is_known, np.sqrt(variance), half / np.sqrt(3))
-                deviations[piece["feature"]] = np.minimum(found, half)
+                estimate = np.where(is_known, np.sqrt(variance), half / np.sqrt(3))
+                deviations[piece["feature"]] = np.minimum(estimate, half)
         return deviations
 
     def use_folds(self, folds: np.ndarray) -> None:
@@ -434,9 +437,9 @@ class Dataset(ChunkedTable):
 def _describe_absence(path: Location) -> str:
     if other := describe_other_kind(path, "a dataset"):
         return other
-    found = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
+    state = "is not a dataset (no manifest.json in it)" if path.exists() else "does not exist"
     source, made = (path, "DATASET") if isinstance(path, Path) and path.is_file() else ("SRC", path)
-    return f"{path} {found}; 'streamcd convert {source} {made}' makes one"
+    return f"{path} {state}; 'streamcd convert {source} {made}' makes one"
 
 
 @with_known_keywords

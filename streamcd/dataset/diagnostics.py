@@ -35,13 +35,16 @@ def feature_rms(dataset: Dataset, *, centred: bool = False) -> dict[str, Any] | 
 
     ``of_min`` and ``of_max`` are the features' names. None if there is none.
     """
-    least, greatest, centre = (np.inf, 0), (0.0, 0), dataset.centre if centred else None
+    least = (np.inf, 0)
+    greatest = (0.0, 0)
+    centre = dataset.centre if centred else None
     for piece in dataset.read_features(("feature", "n_entries", "mean_square")):
         common = piece["n_entries"] >= COMMON_SHARE * dataset.n_rows
         mean_square = piece["mean_square"] if centre is None else centre.mean_squares(piece)
         squares = mean_square[common] * (dataset.n_rows / piece["n_entries"][common])
         used = (squares > 0) & np.isfinite(squares)
-        rms, feature = np.sqrt(squares[used]), piece["feature"][common][used]
+        rms = np.sqrt(squares[used])
+        feature = piece["feature"][common][used]
         if rms.size:
             least = min(least, (float(rms.min()), int(feature[rms.argmin()])))
             greatest = max(greatest, (float(rms.max()), int(feature[rms.argmax()])))
@@ -55,9 +58,9 @@ def _read_name(dataset: Dataset, feature: int) -> str:
     """Read the name of a feature that occurs; without names its index in the source."""
     path = dataset.file("features.parquet")
     for table in read_tables(path, ("feature", "index", "name"), first=("feature", feature)):
-        for place in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
-            name: str | None = table["name"][place].as_py()
-            return f"feature {table['index'][place]}" if name is None else name
+        for row in np.flatnonzero(column_values(table["feature"]) == feature).tolist():
+            name: str | None = table["name"][row].as_py()
+            return f"feature {table['index'][row]}" if name is None else name
         break
     raise DatasetError(f"{path}: expected feature {feature}, found none")
 
@@ -82,7 +85,9 @@ def advice(
     Features matter to all methods but newton, rows to dual ones only; what matters is how they are once `centred`, where
     training does that. Rows are not told of where features are, and the same option helps.
     """
-    lines, scaling, maxabs = [], dataset.scaling, "converting with --scale maxabs"
+    lines = []
+    scaling = dataset.scaling
+    maxabs = "converting with --scale maxabs"
     remedy = (
         maxabs
         if dataset.manifest.get("encoding") and scaling.scale == "none"

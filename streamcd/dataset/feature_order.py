@@ -46,16 +46,17 @@ class SourceRows:
     """An array in order (features and the bias, vectors), of which rows are got and set by the features of the source."""
 
     def __init__(self, array: np.ndarray, rank: np.ndarray) -> None:
-        self.array, self._rank = array, rank
+        self.array = array
+        self._rank = rank
 
     def __getitem__(self, features: Any) -> np.ndarray:
-        rows: np.ndarray = self.array[self._places(features)]
+        rows: np.ndarray = self.array[self._rows_of(features)]
         return rows
 
     def __setitem__(self, features: Any, rows: np.ndarray) -> None:
-        self.array[self._places(features)] = rows
+        self.array[self._rows_of(features)] = rows
 
-    def _places(self, features: Any) -> Any:
+    def _rows_of(self, features: Any) -> Any:
         return self._rank[features] if self._rank.size else features
 
     def blocks(self) -> Iterator[slice]:

@@ -58,7 +58,8 @@ class InMemoryDataset(_Arrays, Dataset):
         n_classes: int | None,
         weight: np.ndarray | None = None,
     ) -> None:
-        self.rows, (indptr, feature, value) = rows, rows
+        self.rows = rows
+        indptr, feature, value = rows
         self._columns: Columns | None = None
         sizes = indptr * (feature.itemsize + value.itemsize) + _ITEM_BYTES * np.arange(label.size + 1)
         row_start = _cut(sizes)
@@ -105,7 +106,8 @@ class InMemoryDataset(_Arrays, Dataset):
         Where they are asked for, ``mean``, and ``min`` and ``max`` of the features in every row; of others these are nan.
         """
         _, feature, value = self.rows
-        count, n_rows = np.bincount(feature, minlength=self.n_features), max(self.n_rows, 1)
+        count = np.bincount(feature, minlength=self.n_features)
+        n_rows = max(self.n_rows, 1)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
         figures = {"n_entries": count, "mean_square": squares / n_rows}
         if columns is not None and "mean" in columns:
@@ -120,7 +122,8 @@ class InMemoryDataset(_Arrays, Dataset):
 
     def _entry_counts(self) -> np.ndarray:
         """Count the entries of every feature, about as many at a time as there are features: they are copied."""
-        counts, (_, feature, _) = np.zeros(self.n_features, np.int64), self.rows
+        counts = np.zeros(self.n_features, np.int64)
+        _, feature, _ = self.rows
         n_parts = 1 + feature.size // max(self.n_features, CHUNK_BYTES)
         for some in np.array_split(feature, n_parts):
             counts += np.bincount(some, minlength=self.n_features)

@@ -122,15 +122,16 @@ def rows_of(batch: Any, start: int, stop: int) -> Any:
 
 def coded_texts(array: Any) -> tuple[list[str], np.ndarray]:
     """Return the different values of a part of a column, as text, and the place of each row's among them; -1 for missing."""
-    texts, places = dictionary_of(array.cast(pa.large_string()))
-    return texts.to_pylist(), places
+    texts, codes = dictionary_of(array.cast(pa.large_string()))
+    return texts.to_pylist(), codes
 
 
 class InOrder:
     """Values of a column that come in blocks, taken in their order by other numbers; `more` has those not added."""
 
     def __init__(self, more: Iterator[Any] | None = None) -> None:
-        self._more, self._held = more or iter(()), list[Any]()
+        self._more = more or iter(())
+        self._held = list[Any]()
         self.n_held = 0
 
     def add(self, values: Any) -> None:
@@ -143,7 +144,8 @@ class InOrder:
             self.add(next(self._more))
         first = self._held[0].type
         values = joined_arrays([_as_first(array, first, "of ids") for array in self._held])
-        self._held, self.n_held = [values.slice(n)], self.n_held - n
+        self.n_held -= n
+        self._held = [values.slice(n)]
         return values.slice(0, n)
 
 
@@ -155,8 +157,10 @@ class StoredStrings:
     """Strings in a file that `write_categories` wrote, of which a row group is in memory at a time."""
 
     def __init__(self, path: Location) -> None:
-        self._path, self.size = path, count_rows(path)
-        self._group, self._strings = -1, no_strings()
+        self._path = path
+        self.size = count_rows(path)
+        self._group = -1
+        self._strings = no_strings()
 
     def slice(self, start: int, stop: int) -> Strings:
         """Return the strings ``start:stop``, all of one row group."""
@@ -165,7 +169,8 @@ class StoredStrings:
             options = {"pre_buffer": False, "page_checksum_verification": True}
             with reading(self._path), parquet_file(self._path, **options) as file:
                 column = file.read_row_group(group, columns=["category"], use_threads=False).column(0)
-                self._group, self._strings = group, strings_of(joined_arrays(column.chunks))[0]
+                self._group = group
+                self._strings = strings_of(joined_arrays(column.chunks))[0]
         return self._strings.slice(first, first + stop - start)
 
     def text(self, number: int) -> str:
@@ -189,10 +194,8 @@ def write_categories(path: Path, categories: Strings | StoredStrings, ends: np.n
     def blocks() -> Iterator[dict[str, Any]]:
         for start in range(0, categories.size, GROUP_FEATURES):
             stop = min(start + GROUP_FEATURES, categories.size)
-            strings, column = (
-                categories.slice(start, stop),
-                np.searchsorted(ends, np.arange(start, stop), "right"),
-            )
+            strings = categories.slice(start, stop)
+            column = np.searchsorted(ends, np.arange(start, stop), "right")
             yield {"column": column, "category": strings.to_arrow()}
             for array in strings:
                 forget(array)

@@ -39,7 +39,10 @@ class _Range(io.RawIOBase):
     """A range of a file that is in memory, at its place in the file, as a file object for Arrow."""
 
     def __init__(self, size: int, offset: int, data: memoryview) -> None:
-        self._size, self._offset, self._data, self._place = size, offset, data, 0
+        self._size = size
+        self._offset = offset
+        self._data = data
+        self._place = 0
 
     def readable(self) -> bool:
         return True
@@ -59,7 +62,8 @@ class OpenPart:
     """One open file of a part; `footer` is that which another reader of the file has read."""
 
     def __init__(self, path: Location, footer: pq.FileMetaData | None = None) -> None:
-        self.path, self.descriptor = path, -1
+        self.path = path
+        self.descriptor = -1
         if isinstance(path, Url):
             self._size = path.size() if path.known_size is None else path.known_size
         else:
@@ -142,12 +146,12 @@ class Ring:
         """
         self._release(self._taken)
         self._taken = None
-        places = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
-        place = next(places, None)
-        for _ in range(place or 0):
+        matching = (n for n, one in enumerate(self._ranges) if one.offset == offset and one.path == path)
+        position = next(matching, None)
+        for _ in range(position or 0):
             self._release(self._ranges.popleft())
         self._begin()
-        if place is None:
+        if position is None:
             return None
         self._taken = self._ranges.popleft()
         assert self._taken.data is not None, "no earlier range holds memory, so this one is being read"
@@ -202,7 +206,8 @@ class Ring:
 
 def _read_blocks(path: Location, buffer: mmap.mmap, start: int, n_bytes: int) -> int:
     """Read blocks of a file; returns how many bytes there are before its end."""
-    descriptor, done = os.open(path, os.O_RDONLY | os.O_DIRECT), 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    done = 0
     try:
         with memoryview(buffer) as whole:
             while done < n_bytes:

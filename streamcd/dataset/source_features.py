@@ -51,8 +51,8 @@ class SourceIndices:
             return index - self.base
         if not self.kept.size:
             return np.full(index.shape, -1)
-        place = np.minimum(np.searchsorted(self.kept, index), self.kept.size - 1)
-        return np.where(self.kept[place] == index, place, -1)
+        position = np.minimum(np.searchsorted(self.kept, index), self.kept.size - 1)
+        return np.where(self.kept[position] == index, position, -1)
 
     def equal(self, other: SourceIndices) -> bool:
         """Check if the features that both have are the same."""
@@ -68,13 +68,13 @@ def indices_of(dataset: Any) -> SourceIndices:
     path = dataset.file(INDICES_FILE)
     with reading(path):
         blocks = [block["index"] for block in read_groups(path)]
-    kept = np.concatenate([np.empty(0, np.int64), *blocks])
-    if kept.size != dataset.n_features:
+    indices = np.concatenate([np.empty(0, np.int64), *blocks])
+    if indices.size != dataset.n_features:
         raise DatasetError(
-            f"{dataset.path}: expected the indices of {dataset.n_features:,} features in the source, found {kept.size:,}; "
-            f"{dataset.KIND.remedy}"
+            f"{dataset.path}: expected the indices of {dataset.n_features:,} features in the source, found "
+            f"{indices.size:,}; {dataset.KIND.remedy}"
         )
-    return SourceIndices(dataset.index_base, kept)
+    return SourceIndices(dataset.index_base, indices)
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,15 @@ def verify(
             columns = open_columns(dataset, check_files=False)
         except DatasetError as error:
             return [*problems, str(error)]
-        found, pieces = _check(columns, pool, budget, "verify columns")
-        if not found and any(after.keys[0] <= before.keys[-1] for before, after in pairwise(pieces)):
-            found = [f"{columns.path}: parts not in ascending order of feature, then row"]
+        checked, pieces = _check(columns, pool, budget, "verify columns")
+        if not checked and any(after.keys[0] <= before.keys[-1] for before, after in pairwise(pieces)):
+            checked = [f"{columns.path}: parts not in ascending order of feature, then row"]
         of_rows, of_columns = (sum(one.sums[1] for one in some) for some in (parts, pieces))
-        if not (found or problems or np.array_equal(of_rows, of_columns)):
-            found = [f"{columns.path}: the entries are not those of the rows; {schema.COLUMN_LAYOUT.remedy}"]
-    return problems + found
+        if not (checked or problems or np.array_equal(of_rows, of_columns)):
+            checked = [
+                f"{columns.path}: the entries are not those of the rows; {schema.COLUMN_LAYOUT.remedy}"
+            ]
+    return problems + checked
 
 
 def _check(table: ChunkedTable, pool: Pool, budget: int | None, phase: str) -> tuple[list[str], list[_Part]]:
@@ -98,11 +100,11 @@ def _check(table: ChunkedTable, pool: Pool, budget: int | None, phase: str) -> t
 def _damaged_files(table: ChunkedTable, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Find files that are missing, or have another size or checksum than listed; yields a message for each."""
     files = list(table.listed_files(manifest))
-    found = dict(file_problems(table.path, files))
-    yield from found.values()
+    problems = dict(file_problems(table.path, files))
+    yield from problems.values()
     for name, _, checksum in files:
         path = table.path / name
-        if path not in found and file_checksum(path) != checksum:
+        if path not in problems and file_checksum(path) != checksum:
             yield (  # safety: dataset::a_flipped_byte[features.parquet]
                 f"{path}: checksum differs from the manifest's, the file was changed or damaged"
             )
@@ -110,19 +112,19 @@ def _damaged_files(table: ChunkedTable, manifest: Mapping[str, Any]) -> Iterator
 
 def _check_part(table: Dataset | Columns, part: int) -> _Part:
     """Check the files of a part, and if they are sound its chunks, up to one that cannot be read."""
-    found = _Part([*_damaged_files(table, {"parts": [table.manifest["parts"][part]]})])
-    chunks = () if found.problems else range(*table.shard_start[part : part + 2].tolist())
+    part_found = _Part([*_damaged_files(table, {"parts": [table.manifest["parts"][part]]})])
+    chunks = () if part_found.problems else range(*table.shard_start[part : part + 2].tolist())
     check = _column_problems if isinstance(table, Columns) else _row_problems
     try:
         for chunk in chunks:
-            problems = [text for text, is_so in check(table, chunk, found) if is_so]
-            found.problems += [f"{table.place(chunk)}: {text}" for text in problems]
+            problems = [text for text, is_so in check(table, chunk, part_found) if is_so]
+            part_found.problems += [f"{table.place(chunk)}: {text}" for text in problems]
     except DatasetError as error:
-        found.problems.append(str(error))
-    return found
+        part_found.problems.append(str(error))
+    return part_found
 
 
-def _row_problems(dataset: Dataset, chunk: int, found: _Part) -> Iterator[tuple[str, Any]]:
+def _row_problems(dataset: Dataset, chunk: int, sums: _Part) -> Iterator[tuple[str, Any]]:
     """Check a chunk of rows; yields what may be wrong, and whether it is."""
     names = ("row", "source", "label", "weight", "n_entries")
     number, source, label, weight, n_entries = dataset.read_rows(chunk, names)
@@ -142,16 +144,16 @@ def _row_problems(dataset: Dataset, chunk: int, found: _Part) -> Iterator[tuple[
     yield "a label that is not finite", not np.isfinite(label).all()
     yield "a weight that is negative or not finite", not ((weight >= 0) & np.isfinite(weight)).all()
     for sign, numbers in ((1, source), (-1, expected)):
-        found.sources += sign * int(primitives.mix.py_func(numbers.astype(np.uint64)).sum(dtype=np.uint64))
+        sums.sources += sign * int(primitives.mix.py_func(numbers.astype(np.uint64)).sum(dtype=np.uint64))
     ends = [label.min(initial=np.inf), label.max(initial=-np.inf)]
-    found.labels.update(ends if dataset.classes is None else label.tolist())
+    sums.labels.update(ends if dataset.classes is None else label.tolist())
     row0, source0 = dataset.part_starts(int(dataset.chunk_part[chunk]))  # files count within their part
     rows = {"row": number - row0, "source": source - source0, "label": label, "weight": weight}
-    add_content(rows, {"row": row - row0, "feature": feature, "value": value}, found.sums[0])
-    add_entries(row, feature, value, found.sums[1])
+    add_content(rows, {"row": row - row0, "feature": feature, "value": value}, sums.sums[0])
+    add_entries(row, feature, value, sums.sums[1])
 
 
-def _column_problems(columns: Columns, chunk: int, found: _Part) -> Iterator[tuple[str, Any]]:
+def _column_problems(columns: Columns, chunk: int, sums: _Part) -> Iterator[tuple[str, Any]]:
     """Check a chunk of columns, as `_row_problems`."""
     listed, counts = columns.read_index(chunk)
     feature, row, value = columns.read_entries(chunk, ("feature", "row", "value"))
@@ -163,11 +165,11 @@ def _column_problems(columns: Columns, chunk: int, found: _Part) -> Iterator[tup
     outside = row.min() < 0 or row.max() >= columns.dataset.n_rows
     yield f"a row outside 0 … {columns.dataset.n_rows - 1}", outside
     ascends = (np.diff(feature) > 0) | ((np.diff(feature) == 0) & (np.diff(row) > 0))
-    is_behind = found.keys[-1:] >= [(feature[0], row[0])]
+    is_behind = sums.keys[-1:] >= [(feature[0], row[0])]
     yield "entries not in ascending order of feature, then row", is_behind or not ascends.all()
     yield "a value that is not finite", not np.isfinite(value).all()
-    add_entries(row, feature, value, found.sums[1])
-    found.keys += [(int(feature[0]), int(row[0])), (int(feature[-1]), int(row[-1]))]
+    add_entries(row, feature, value, sums.sums[1])
+    sums.keys += [(int(feature[0]), int(row[0])), (int(feature[-1]), int(row[-1]))]
 
 
 def _whole_problems(dataset: Dataset, parts: list[_Part]) -> Iterator[str]:

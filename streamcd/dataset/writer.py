@@ -48,8 +48,11 @@ class TableWriter:
         first_column: str = "",
         ascending: Sequence[str] = (),
     ) -> None:
-        self.path, self.schema, self._compression = path, schema, compression
-        self._first_column, self._ascending = first_column, ascending
+        self.path = path
+        self.schema = schema
+        self._compression = compression
+        self._first_column = first_column
+        self._ascending = ascending
         self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
         self._writer: pq.ParquetWriter | None = None
 
@@ -96,7 +99,8 @@ class TableWriter:
 
     def record(self) -> dict[str, Any]:
         """Close the file for good; returns what the manifest says of it and, as ``crcs``, checksums of the row groups."""
-        metadata, first = self.close(), self._first_column
+        metadata = self.close()
+        first = self._first_column
         groups = range(metadata.num_row_groups if first else 0)
         return file_record(self.path, [extent_of(metadata, group, first) for group in groups])
 
@@ -104,7 +108,8 @@ class TableWriter:
 def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
     """Make a file durable, and return what the manifest says of it; of extents, ascending, the CRC-32 as ``crcs``."""
     sync(path)  # safety: durability::power_cut[convert]
-    digest, crcs = hashlib.sha256(), []
+    digest = hashlib.sha256()
+    crcs = []
     with open(path, "rb") as file:  # in the page cache still
         for start, n_bytes in extents:
             digest.update(file.read(start - file.tell()))
@@ -113,8 +118,8 @@ def file_record(path: Path, extents: Iterable[tuple[int, int]] = ()) -> dict[str
             crcs.append(crc32(data))
         while data := file.read(_PAGE_BYTES):
             digest.update(data)
-        found = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}
-    return {**found, "crcs": crcs} if crcs else found
+        record = {"bytes": file.tell(), "checksum": "sha256:" + digest.hexdigest()}
+    return {**record, "crcs": crcs} if crcs else record
 
 
 def write_table(
@@ -186,7 +191,8 @@ class PartFiles:
         first: Mapping[str, str],
         counted: Sequence[str],
     ) -> None:
-        self.names, self._counted = names, counted
+        self.names = names
+        self._counted = counted
         self.tables = {
             table: TableWriter(folder / name, schemas[table], compression, first_column=first[table])
             for table, name in names.items()
@@ -195,14 +201,16 @@ class PartFiles:
 
     def close(self, norms: Sequence[float] = (), **fields: Any) -> Part:
         """Close the files; returns the part, whose record has further `fields`."""
-        found = {table: writer.record() for table, writer in self.tables.items()}
+        records = {table: writer.record() for table, writer in self.tables.items()}
         numbers = np.array(self.chunks, np.int64).reshape(-1, len(self._counted))
         chunks = dict(zip(self._counted, numbers.T, strict=True))
-        chunks |= {f"{table}_crc": np.array(file.pop("crcs", ()), np.int64) for table, file in found.items()}
+        chunks |= {
+            f"{table}_crc": np.array(file.pop("crcs", ()), np.int64) for table, file in records.items()
+        }
         totals: dict[str, Any] = {
             name: int(chunks[name].sum()) for name in ("n_rows", "n_entries") if name in chunks
         }
-        files = {f"{table}_{key}": value for table, file in found.items() for key, value in file.items()}
+        files = {f"{table}_{key}": value for table, file in records.items() for key, value in file.items()}
         return Part({**self.names, **fields, **totals, "n_chunks": len(numbers), **files}, chunks, norms)
 
 
@@ -219,14 +227,17 @@ class PartWriter:
         row_dtype: np.dtype,
         compression: str,
     ) -> None:
-        self._index_dtype, self._value_dtype, self._row_dtype = index_dtype, value_dtype, row_dtype
+        self._index_dtype = index_dtype
+        self._value_dtype = value_dtype
+        self._row_dtype = row_dtype
         for table in FIRST_OF_ROWS:
             (folder / table).mkdir(parents=True, exist_ok=True)
         schemas = row_schemas(row_dtype, index_dtype, value_dtype)
         counted = ROW_CHUNKS.names[1:3]
         self._files = PartFiles(folder, part_names(number), schemas, compression, FIRST_OF_ROWS, counted)
         self._threads = Threads(2)  # one for each file
-        self._sums, self._norms = np.zeros(2, np.uint64), np.array(NO_NORMS)
+        self._sums = np.zeros(2, np.uint64)
+        self._norms = np.array(NO_NORMS)
         self.n_rows = self.n_entries = 0
 
     def write_chunk(
@@ -285,7 +296,7 @@ def write_dataset(
     records = [part.record for part in parts]
     n_rows = [record["n_rows"] for record in records]
     norms = {} if "row_norms" in fields else norms_record([part.norms for part in parts], n_rows)
-    found = {
+    content = {
         "n_rows": sum(n_rows),
         "n_entries": sum(record["n_entries"] for record in records),
         "compression": compression,
@@ -297,8 +308,8 @@ def write_dataset(
     }
     for name in (*FIRST_OF_ROWS, ""):
         sync(folder / name)  # safety: durability::power_cut[convert]
-    write_metadata(folder / "manifest.json", ROW_LAYOUT, found)
-    return found
+    write_metadata(folder / "manifest.json", ROW_LAYOUT, content)
+    return content
 
 
 def write_chunk_table(
@@ -324,9 +335,9 @@ def add_content(rows: Mapping[str, np.ndarray], entries: Mapping[str, np.ndarray
     The sums are equal for the same ones in any order; different ones have the same with probability 2⁻¹²⁸, unless they were
     made to. `rows` has columns ``row``, ``source``, integers, and ``label``, ``weight``, float64.
     """
-    for name, place in _BESIDE.items():
+    for name, position in _BESIDE.items():
         bits = rows[name].astype(np.int64).view(np.float64) if name == "source" else rows[name]
-        add_entries(rows["row"], np.full(bits.size, place, rows["row"].dtype), bits, sums)
+        add_entries(rows["row"], np.full(bits.size, position, rows["row"].dtype), bits, sums)
     add_entries(**entries, sums=sums)
 
 

@@ -167,10 +167,12 @@ class LinearModel(BaseEstimator):
         else:
             dataset = self._in_memory(X, y, sample_weight)
             result, self.model_ = self._train_in_memory(dataset, listener)
-        self.dual_gap_, self.n_iter_ = result.gap, self._count_passes(result)
+        self.n_iter_ = self._count_passes(result)
+        self.dual_gap_ = result.gap
         if not result.converged:
             cost = "a smaller C or " if "C" in self.get_params() else ""
-            ended, larger = f"not converged after max_iter={self._most_passes()}", "max_iter"
+            ended = f"not converged after max_iter={self._most_passes()}"
+            larger = "max_iter"
             if result.stop_reason == "rounding":
                 ended = f"not converged, and rounding keeps it from that, after {counted(result.passes, 'pass', 'passes')}"
                 larger = "tol"
@@ -394,8 +396,10 @@ def dataset_of(
     X: Any, label: np.ndarray, n_classes: int | None, weight: np.ndarray | None
 ) -> InMemoryDataset:
     """Make a dataset of checked arrays; rows of weight 0 are left out."""
-    if weight is not None and not (kept := weight > 0).all():
-        X, label, weight = X[kept], label[kept], weight[kept]
+    if weight is not None and not (positive := weight > 0).all():
+        X = X[positive]
+        label = label[positive]
+        weight = weight[positive]
     return InMemoryDataset(matrix_rows(X), X.shape[1], label, n_classes, weight)
 
 

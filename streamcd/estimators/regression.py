@@ -38,12 +38,12 @@ class LinearRegressor(RegressorMixin, LinearModel):
 
     def _options(self, dataset: Dataset) -> dict[str, Any]:
         free = bool(self.fit_intercept)
-        asked = {"bias": self._bias(), "unpenalized_bias": free, **self._problem(sum_of_weights(dataset))}
-        if self.method == "auto" and "penalty" not in asked:
-            smooth = asked["loss"] in ("squared_error", "huber", "squared_epsilon_insensitive")
+        options = {"bias": self._bias(), "unpenalized_bias": free, **self._problem(sum_of_weights(dataset))}
+        if self.method == "auto" and "penalty" not in options:
+            smooth = options["loss"] in ("squared_error", "huber", "squared_epsilon_insensitive")
             # newton's matrix has a row for each feature
-            asked["method"] = "newton" if smooth and dataset.n_features <= 500 else "dual"
-        return asked
+            options["method"] = "newton" if smooth and dataset.n_features <= 500 else "dual"
+        return options
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         X, y, weight = self._checked_arrays(X, y, sample_weight, y_numeric=True)
@@ -146,7 +146,8 @@ class ElasticNet(LinearRegressor):
     warm_start: bool = False
 
     def _problem(self, weight: float) -> dict[str, Any]:
-        l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
+        l1 = self.alpha * self.l1_ratio
+        l2 = self.alpha * (1.0 - self.l1_ratio)
         return {"loss": "squared_error", **penalised(l1, l2, 0.5 / weight)}
 
 

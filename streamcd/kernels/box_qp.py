@@ -64,12 +64,17 @@ def _jump(i, diagonal, point):
     The gradient does not decide: even if it is 0, or a bound holds the variable, the other bound may be lower. The decrease
     per length of the step takes the place of the projected gradient.
     """
-    alpha, out, gradient, curvature = point.alpha, point.out, point.gradient[i], diagonal[i]
-    down, up = point.lo[i] - alpha[i], point.hi[i] - alpha[i]
+    alpha = point.alpha
+    out = point.out
+    gradient = point.gradient[i]
+    curvature = diagonal[i]
+    down = point.lo[i] - alpha[i]
+    up = point.hi[i] - alpha[i]
     if np.isinf(down) or np.isinf(up):
         out[UNBOUNDED] = i
         return 0.0
-    below, above = down * (gradient + 0.5 * curvature * down), up * (gradient + 0.5 * curvature * up)
+    below = down * (gradient + 0.5 * curvature * down)
+    above = up * (gradient + 0.5 * curvature * up)
     step, change = (down, below) if below < above else (up, above)
     if not change < 0.0:
         return 0.0
@@ -84,8 +89,11 @@ def _move(i, diagonal, point):
     """Take the step of one variable; returns its change."""
     if diagonal[i] < 0.0:
         return _jump(i, diagonal, point)
-    out, lo, hi = point.out, point.lo[i], point.hi[i]
-    old, slope = point.alpha[i], point.gradient[i]
+    out = point.out
+    lo = point.lo[i]
+    hi = point.hi[i]
+    old = point.alpha[i]
+    slope = point.gradient[i]
     projected = _projected(slope, old, lo, hi)
     if projected == 0.0:
         if (old <= lo and slope > point.threshold) or (old >= hi and slope < -point.threshold):
@@ -108,7 +116,8 @@ def visit_dense(order, rows, matrix, columns, diagonal, point):
 
     Cost: one row for each variable that moves.
     """
-    gradient, n = point.gradient, point.gradient.size
+    gradient = point.gradient
+    n = point.gradient.size
     for p in range(order.size):
         i = order[p]
         change = _move(i, diagonal, point)

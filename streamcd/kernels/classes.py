@@ -60,8 +60,12 @@ class LaneColumns(NamedTuple):
 def class_scores(i, rows, w, columns, bias, apart):
     """Write ``w_m·x + apart [m ≠ y]`` of all classes to the scratch `margin`; returns x·x, with the bias."""
     margin = columns.scratch.margin
-    feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
-    label, n_classes = rows.code[i], margin.size
+    feature = rows.feature
+    value = rows.value
+    first = columns.first
+    n_columns = columns.n_columns
+    label = rows.code[i]
+    n_classes = margin.size
     last = w.size - n_columns + first
     for m in range(n_classes):
         margin[m] = bias * w[last + m] + (0.0 if m == label else apart)
@@ -105,13 +109,15 @@ def _row_terms(smooth, alpha, label, c, scratch):
         _log_softmax(margin, log_soft)
         phi = dual = apart = 0.0
         for m in range(alpha.size):
-            p, soft = alpha[m] / c, math.exp(log_soft[m])
+            p = alpha[m] / c
+            soft = math.exp(log_soft[m])
             log_p = math.log(p) if p > 0.0 else 0.0
             phi += divergence(p, log_p, soft, log_soft[m])
             dual -= p * log_p
             apart = max(apart, abs(p - soft))
         return c * phi, -c * log_soft[label], c * dual, c * apart
-    largest, product = margin[label], 0.0
+    largest = margin[label]
+    product = 0.0
     for m in range(margin.size):
         largest = max(largest, margin[m])
         product += alpha[m] * margin[m]
@@ -134,7 +140,8 @@ def _dual_term(smooth, alpha, label, c):
 @inlined
 def _log_softmax(z, out):
     """Write the logarithms of the softmax of `z` to `out`."""
-    top, rest = _argmax(z), 0.0
+    top = _argmax(z)
+    rest = 0.0
     for m in range(z.size):
         out[m] = z[m] - z[top]
         if m != top:
@@ -147,7 +154,8 @@ def _log_softmax(z, out):
 @inlined
 def _violation(alpha, active, of_all, label, c, margin):
     """Return the largest G of the active classes, or of all, and the smallest of those whose alpha may grow."""
-    largest, smallest = -np.inf, np.inf
+    largest = -np.inf
+    smallest = np.inf
     for m in range(margin.size):
         if of_all or active[m]:
             largest = max(largest, margin[m])
@@ -179,14 +187,14 @@ def _shrink_classes(alpha, active, label, c, margin, smallest, patient):
 @inlined
 def _count_classes(columns, alpha, label, q, sign, totals):
     """Add a row's alpha to the sums for acceleration, or subtract it; `sign` is 1 or -1. That of its own class is a sum."""
-    own = square = 0.0
+    count = square = 0.0
     for m in range(alpha.size):
         if m != label:
-            own += alpha[m]
+            count += alpha[m]
             square += alpha[m] * alpha[m]
-    totals[columns.lane, Total.ALPHA] += sign * abs(own)
-    totals[columns.lane, Total.ALPHA_CURVATURE] += sign * own * own * q
-    totals[columns.lane, Total.ALPHA_SQUARE] += sign * (square + own * own) * q
+    totals[columns.lane, Total.ALPHA] += sign * abs(count)
+    totals[columns.lane, Total.ALPHA_CURVATURE] += sign * count * count * q
+    totals[columns.lane, Total.ALPHA_SQUARE] += sign * (square + count * count) * q
 
 
 @inlined
@@ -197,7 +205,9 @@ def _solve_classes(alpha, active, label, q, c, scratch):
     variables off their bound. G counts from its largest: beside a margin of 1 the terms of a row of size 1e-9 would be
     lost.
     """
-    margin, target, step = scratch.margin, scratch.target, scratch.step
+    margin = scratch.margin
+    target = scratch.target
+    step = scratch.step
     n_classes = margin.size
     top = -np.inf
     for m in range(n_classes):
@@ -207,7 +217,8 @@ def _solve_classes(alpha, active, label, q, c, scratch):
         target[m] = -np.inf
         if active[m]:
             target[m] = margin[m] - top - q * alpha[m] + (q * c if m == label else 0.0)
-    taken, total = 0, -q * c
+    taken = 0
+    total = -q * c
     while True:
         best = _argmax(target)
         if target[best] == -np.inf or (taken > 0 and total >= taken * target[best]):
@@ -267,7 +278,8 @@ def _solve_shares(alpha, z, q, c, log_a, new):
     largest variable. Where numbers are so large that its sum is lost, the variables stay as they are. `log_a` is scratch.
     """
     most = _argmax(alpha)
-    nu, origin = math.log(alpha[most]), z[most]
+    nu = math.log(alpha[most])
+    origin = z[most]
     for m in range(alpha.size):
         log_a[m] = math.log(alpha[m]) if alpha[m] > 0.0 else -np.inf
     for _ in range(_MOST_STEPS):
@@ -295,7 +307,8 @@ def _solve_shares(alpha, z, q, c, log_a, new):
 def _take_steps(alpha, label, new):
     """Replace `alpha` by `new`, in place, and `new` by the changes of ``C [m = y] - a_m``."""
     for m in range(alpha.size):
-        old, alpha[m] = alpha[m], new[m]
+        old = alpha[m]
+        alpha[m] = new[m]
         new[m] = old - new[m]
     new[label] = -_sum_of_others(new, label)
 
@@ -303,7 +316,10 @@ def _take_steps(alpha, label, new):
 @inlined
 def _add_row(i, rows, w, columns, bias, step):
     """Add ``step[m]`` times the row to the m-th vector of the lane, in place."""
-    feature, value, first, n_columns = rows.feature, rows.value, columns.first, columns.n_columns
+    feature = rows.feature
+    value = rows.value
+    first = columns.first
+    n_columns = columns.n_columns
     last = w.size - n_columns + first
     for m in range(step.size):
         w[last + m] += step[m] * bias
@@ -324,9 +340,11 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
     row with one class left leaves; and `totals`, whose largest violation is ``max_m G_m - min G_m`` over m that may grow, or
     ``max_m |a_m - C s_m|``, s the softmax.
     """
-    lane, scratch, smooth = columns.lane, columns.scratch, costs.loss.kind == MULTINOMIAL
+    lane = columns.lane
+    scratch = columns.scratch
+    smooth = costs.loss.kind == MULTINOMIAL
     n_classes = scratch.margin.size
-    own = slice(columns.first, columns.first + n_classes)
+    columns_of_lane = slice(columns.first, columns.first + n_classes)
     fetched = range(columns.first, columns.first + n_classes, 8)
     accelerated = columns.inverse_mu != 1.0
     totals[lane, Total.VIOLATION_MIN] = min(totals[lane, Total.VIOLATION_MIN], 0.0)
@@ -337,7 +355,8 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
         c = row_cost(i, lane, rows, costs)
         if c <= 0.0:
             continue
-        label, alpha = rows.code[i], variables.alpha[i, own]
+        label = rows.code[i]
+        alpha = variables.alpha[i, columns_of_lane]
         q = class_scores(i, rows, variables.w, columns, costs.bias, 0.0 if smooth else 1.0)
         totals[lane, Total.N_VISITED] += 1
         if not q < np.inf:  # the loop says what is wrong
@@ -345,7 +364,9 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
             continue
         phi, primal, dual_old, apart = _row_terms(smooth, alpha, label, c, scratch)
         totals[lane, Total.GAP] += phi
-        active, smallest = variables.active[i, own], -np.inf  # not in use by the multinomial loss
+        # not in use by the multinomial loss
+        active = variables.active[i, columns_of_lane]
+        smallest = -np.inf
         if not smooth and q > 0.0:
             largest, smallest = _violation(alpha, active, not trains, label, c, scratch.margin)
             apart = largest - smallest
@@ -384,7 +405,8 @@ def class_visit(order, rows, costs, variables, columns, totals, trains):
             _take_steps(alpha, label, scratch.step)
         else:
             for m in range(n_classes):
-                alpha[m], scratch.step[m] = c / n_classes, 0.0
+                alpha[m] = c / n_classes
+                scratch.step[m] = 0.0
         totals[lane, Total.DUAL] += _dual_term(smooth, alpha, label, c) - dual_old
         if accelerated:
             _count_classes(columns, alpha, label, q, 1.0, totals)
@@ -399,15 +421,17 @@ def add_alpha_classes(order, rows, costs, variables, columns, v):
 
     They are alpha, or ``C_i [m = y_i] - alpha`` for the multinomial loss.
     """
-    smooth, signed = costs.loss.kind == MULTINOMIAL, columns.scratch.step
-    own = slice(columns.first, columns.first + signed.size)
-    fetched = range(own.start, own.stop, 8)
+    smooth = costs.loss.kind == MULTINOMIAL
+    signed = columns.scratch.step
+    columns_of_lane = slice(columns.first, columns.first + signed.size)
+    fetched = range(columns_of_lane.start, columns_of_lane.stop, 8)
     for p in range(order.size):
         fetch_ahead(order, p, rows, v, columns.n_columns, fetched)
         i = order[p]
         if row_cost(i, columns.lane, rows, costs) <= 0.0:
             continue
-        label, alpha = rows.code[i], variables.alpha[i, own]
+        label = rows.code[i]
+        alpha = variables.alpha[i, columns_of_lane]
         for m in range(signed.size):
             signed[m] = -alpha[m] if smooth else alpha[m]
         if smooth:
@@ -418,10 +442,12 @@ def add_alpha_classes(order, rows, costs, variables, columns, v):
 @kernel
 def add_class_rows(order, rows, costs, columns, n_classes, sums):
     """Add ``C_i x_i`` to the column of the row's class in `sums`, of the shape of w, in place."""
-    lane, n_columns = columns.lane, columns.n_columns
+    lane = columns.lane
+    n_columns = columns.n_columns
     last = sums.size - n_columns + columns.first
     for i in order:
-        c, label = row_cost(i, lane, rows, costs), rows.code[i]
+        c = row_cost(i, lane, rows, costs)
+        label = rows.code[i]
         if c > 0.0 and label < n_classes:
             sums[last + label] += c * costs.bias
             for k in range(rows.indptr[i], rows.indptr[i + 1]):

@@ -10,7 +10,9 @@ import numpy as np
 from .compile import inlined, part
 from .primitives import leading_zeros, load8, multiply_high, trailing_zeros
 
-_MIN_POWER, _MAX_POWER = -342, 308  # outside of these, 19 digits times 10^power is zero or infinite
+# outside of these, 19 digits times 10^power is zero or infinite
+_MIN_POWER = -342
+_MAX_POWER = 308
 _EXACT_POWERS = np.array([10.0**power for power in range(23)])  # the powers of ten that float64 holds exactly
 _TEN_TO = np.array([10**power for power in range(9)], dtype=np.uint64)
 _TWO_TO = np.ldexp(1.0, np.arange(-1074, 972))  # the scale of a 53-bit significand; every one is exact
@@ -22,7 +24,8 @@ def _powers_of_five() -> tuple[np.ndarray, np.ndarray]:
     Rounded down where q is positive, up where it is negative (a reciprocal): Lemire, "Number parsing at a gigabyte per
     second", 2021, section 5, shows that this makes the product with a 64-bit significand decisive.
     """
-    upper, lower = [], []
+    upper = []
+    lower = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         if q >= 0:
             power = 5**q
@@ -38,7 +41,7 @@ def _powers_of_five() -> tuple[np.ndarray, np.ndarray]:
 
 _FIVES_UPPER, _FIVES_LOWER = _powers_of_five()
 
-OK, MALFORMED, HARD = 0, 1, 2  # HARD: Python's float() has to decide
+OK, MALFORMED, HARD = range(3)  # HARD: Python's float() has to decide
 
 
 @part
@@ -164,14 +167,14 @@ def number_at(text, position):
     power = 0
     if text[position] == 0x2E:
         fraction, end = digits(text, position + 1)
-        places = end - position - 1
-        n_digits += places
-        power = -places
+        decimals = end - position - 1
+        n_digits += decimals
+        power = -decimals
         position = end
         if n_digits <= 18:
-            for _ in range(places >> 3):
+            for _ in range(decimals >> 3):
                 significand = significand * np.uint64(100000000)
-            significand = significand * _TEN_TO[places & 7] + fraction
+            significand = significand * _TEN_TO[decimals & 7] + fraction
     if n_digits == 0:
         return 0.0, position, MALFORMED
     stop = position

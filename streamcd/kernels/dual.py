@@ -59,17 +59,24 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
     set where `may_shrink` allows it, with acceleration only at the last of `PATIENCE` such visits in a row.
     """
     t, q, y, c = row
-    alpha, active, n_lanes = variables.alpha, variables.active, totals.shape[0]
-    old, change, logistic = alpha[i, lane], 0.0, loss.kind == LOG_LOSS
+    alpha = variables.alpha
+    active = variables.active
+    n_lanes = totals.shape[0]
+    old = alpha[i, lane]
+    change = 0.0
+    logistic = loss.kind == LOG_LOSS
     rest = alpha[i, n_lanes + lane] if logistic else 0.0
     log_old, log_rest = (math.log(old), math.log(rest)) if logistic else (0.0, 0.0)
     numbers = five_numbers(loss, y, c)
     if logistic:
         signed = log_gradient(log_old - log_rest + t, old, rest)
         phi = log_gap(t, c, old, rest, log_rest, log_old - log_rest + t)
-        projected, stays = abs(signed), False  # its largest size is what LIBLINEAR stops by
+        # its largest size is what LIBLINEAR stops by
+        projected = abs(signed)
+        stays = False
     else:
-        phi, projected = row_terms(t, old, numbers)[0], projected_gradient(t, old, numbers)
+        phi = row_terms(t, old, numbers)[0]
+        projected = projected_gradient(t, old, numbers)
         stays = may_shrink(t, old, numbers, steering.low[lane], steering.high[lane])
     totals[lane, Total.N_VISITED] += 1
     totals[lane, Total.GAP] += phi
@@ -90,7 +97,8 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
                 at = (old, rest, log_old, log_rest)
                 moved, change, steps = log_minimiser(t, q, c, at, signed, steering.tolerance[lane])
                 new, new_rest, log_new, log_new_rest = moved
-                alpha[i, lane], alpha[i, n_lanes + lane] = new, new_rest
+                alpha[i, lane] = new
+                alpha[i, n_lanes + lane] = new_rest
                 totals[lane, Total.N_STEPS] += steps
                 # the constant C log C cancels
                 totals[lane, Total.DUAL] += (
@@ -111,10 +119,12 @@ def solve_row(i, lane, loss, row, variables, steering, totals):
 def _count_alpha(lane, loss, old, new, row, totals):
     """Replace a row's alpha in the sums for acceleration; a plane's own rows count in the last sum alone."""
     _, q, y, c = row
-    old_square, new_square = old * old * q, new * new * q
+    old_square = old * old * q
+    new_square = new * new * q
     totals[lane, Total.ALPHA_SQUARE] += new_square - old_square
     if loss.kind == LOG_LOSS:
-        old_square, new_square = old_square * (c - old) / c, new_square * (c - new) / c
+        old_square = old_square * (c - old) / c
+        new_square = new_square * (c - new) / c
     if not is_fitted(loss, y):
         totals[lane, Total.ALPHA] += abs(new) - abs(old)
         totals[lane, Total.ALPHA_CURVATURE] += new_square - old_square
@@ -129,7 +139,9 @@ def dual_visit(order, rows, costs, variables, steering, totals):
     Changed in place: `variables`, `totals`. Cost: two passes over the entries of each row.
     Sources: Hsieh et al., ICML 2008, Algorithm 3; Yu, Huang, Lin 2011.
     """
-    w, bias, inverse_mu = variables.w, costs.bias, steering.inverse_mu[0]
+    w = variables.w
+    bias = costs.bias
+    inverse_mu = steering.inverse_mu[0]
     last = w.size - 1
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, 1, range(1))
@@ -138,7 +150,8 @@ def dual_visit(order, rows, costs, variables, steering, totals):
         if c <= 0.0:
             continue
         sign, y = row_label(i, 0, rows, costs)
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        start = rows.indptr[i]
+        stop = rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         t = sign * (dot + bias * w[last])
         row = (t, (q + bias * bias) * inverse_mu, y, c)
@@ -155,9 +168,14 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
 
     Lanes have nothing in common: several threads, each with some of them, end with the bits of one with all.
     """
-    w, bias, n_lanes = variables.w, costs.bias, totals.shape[0]
-    live, dots, steps = lanes.live, lanes.dots, lanes.steps
-    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
+    w = variables.w
+    bias = costs.bias
+    n_lanes = totals.shape[0]
+    live = lanes.live
+    dots = lanes.dots
+    steps = lanes.steps
+    last = w.size - n_lanes
+    fetched = lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
         fetch_variables_ahead(order, p, variables, fetched)
@@ -174,7 +192,8 @@ def dual_visit_lanes(order, rows, costs, variables, steering, totals, lanes):
         for position in range(n_live):
             lane = live[position]
             sign, y = row_label(i, lane, rows, costs)
-            inverse_mu, c = steering.inverse_mu[lane], row_cost(i, lane, rows, costs)
+            inverse_mu = steering.inverse_mu[lane]
+            c = row_cost(i, lane, rows, costs)
             row = (sign * (dots[lane] + bias * w[last + lane]), q * inverse_mu, y, c)
             change = solve_row(i, lane, costs.loss, row, variables, steering, totals)
             if change != 0.0:
@@ -193,8 +212,13 @@ def _lane_dots(i, rows, w, lanes, n_live):
     what the groups of eight take in which it is live. Lanes beyond the chosen ones, which another thread may change, are
     read only where fewer than eight are chosen.
     """
-    feature, value, live, dots = rows.feature, rows.value, lanes.live, lanes.dots
-    start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], dots.size
+    feature = rows.feature
+    value = rows.value
+    live = lanes.live
+    dots = lanes.dots
+    start = rows.indptr[i]
+    stop = rows.indptr[i + 1]
+    n_lanes = dots.size
     end = lanes.chosen[-1] + 1 if lanes.chosen[-1] - lanes.chosen[0] >= 7 else n_lanes
     position = np.int64(0)
     if n_lanes == 1:
@@ -238,12 +262,19 @@ def _add_row_lanes(i, rows, w, lanes, n):
     Eight neighbours take part at once, as in `_lane_dots`, those without a step with 0: but no lane beyond the chosen ones,
     on which another thread may be at work.
     """
-    feature, value, live, steps = rows.feature, rows.value, lanes.live, lanes.steps
-    start, stop, n_lanes = rows.indptr[i], rows.indptr[i + 1], steps.size
-    first, end = lanes.chosen[0], lanes.chosen[-1] + 1
+    feature = rows.feature
+    value = rows.value
+    live = lanes.live
+    steps = lanes.steps
+    start = rows.indptr[i]
+    stop = rows.indptr[i + 1]
+    n_lanes = steps.size
+    first = lanes.chosen[0]
+    end = lanes.chosen[-1] + 1
     position = np.int64(0)
     while position < n and end - first >= 8:
-        low, done = min(live[position], end - 8), position
+        low = min(live[position], end - 8)
+        done = position
         width, position = _neighbours(live, position, n, low, end)
         if width == 32:
             add_to_32(feature, value, start, stop, w, n_lanes, low, steps)
@@ -267,11 +298,13 @@ def _certify_row(lane, loss, row, a, rest, totals):
     t, q, y, c = row
     if loss.kind == LOG_LOSS:
         phi, primal, dual = log_terms(t, c, a, rest)
-        projected, slope = abs(log_gradient(math.log(a / rest) + t, a, rest)), c * falling(t) + a
+        projected = abs(log_gradient(math.log(a / rest) + t, a, rest))
+        slope = c * falling(t) + a
     else:
         numbers = five_numbers(loss, y, c)
         phi, primal, dual = row_terms(t, a, numbers)
-        projected, slope = projected_gradient(t, a, numbers), slope_bound(t, a, numbers)
+        projected = projected_gradient(t, a, numbers)
+        slope = slope_bound(t, a, numbers)
     totals[lane, Total.GAP] += phi
     totals[lane, Total.LOSS] += primal
     totals[lane, Total.DUAL] += dual
@@ -285,9 +318,14 @@ def _certify_row(lane, loss, row, a, rest, totals):
 @partial(kernel, strided="variables")
 def dual_certify(order, rows, costs, variables, totals, lanes):
     """Add up rows' terms of gap, loss and dual at fixed `w`, for the given lanes. Changed in place: `totals`."""
-    w, bias, alpha, n_lanes = variables.w, costs.bias, variables.alpha, totals.shape[0]
-    live, dots = lanes.live, lanes.dots
-    last, fetched = w.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
+    w = variables.w
+    bias = costs.bias
+    alpha = variables.alpha
+    n_lanes = totals.shape[0]
+    live = lanes.live
+    dots = lanes.dots
+    last = w.size - n_lanes
+    fetched = lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
         fetch_ahead(order, p, rows, w, n_lanes, fetched)
         fetch_variables_ahead(order, p, variables, fetched)
@@ -309,9 +347,13 @@ def dual_certify(order, rows, costs, variables, totals, lanes):
 @partial(kernel, strided="variables")
 def add_alpha_rows(order, rows, costs, variables, lanes, v):
     """Add ``s_i alpha_i x_i`` of the given lanes to `v`, of the shape of `w`, in place: after all rows it is w(alpha)."""
-    bias, alpha, n_lanes = costs.bias, variables.alpha, variables.active.shape[1]
-    live, steps = lanes.live, lanes.steps
-    last, fetched = v.size - n_lanes, lanes.fetched[: choose_fetched(lanes)]
+    bias = costs.bias
+    alpha = variables.alpha
+    n_lanes = variables.active.shape[1]
+    live = lanes.live
+    steps = lanes.steps
+    last = v.size - n_lanes
+    fetched = lanes.fetched[: choose_fetched(lanes)]
     for p in range(order.size):
         fetch_ahead(order, p, rows, v, n_lanes, fetched)
         i = order[p]

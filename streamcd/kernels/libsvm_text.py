@@ -94,10 +94,16 @@ def parse_lines(text, stop, state, room, allowed, known):
     """
     label, indptr, index, single, double = room
     least_index, end_index, ignore, needs_label, end_label = allowed
-    position, line, last = state[POSITION], state[LINE], state[LAST]
-    row, entry = state[ROWS], state[ENTRIES]
-    zeros, underflows, ignored = 0, 0, 0
-    capacity, is_single = len(label), single.size > 0
+    position = state[POSITION]
+    line = state[LINE]
+    last = state[LAST]
+    row = state[ROWS]
+    entry = state[ENTRIES]
+    zeros = 0
+    underflows = 0
+    ignored = 0
+    capacity = len(label)
+    is_single = single.size > 0
     status = END
     token = position
     while position < stop:
@@ -119,7 +125,9 @@ def parse_lines(text, stop, state, room, allowed, known):
             token = position
             number, end, kind = _number(text, position, state[KNOWN], known)
             if kind == MALFORMED and not needs_label and text[end] == 0x3A:
-                number, end, kind = np.nan, position, OK
+                number = np.nan
+                end = position
+                kind = OK
             if kind != OK:
                 status = FLOAT if kind == HARD else BAD_LABEL
                 break
@@ -173,7 +181,9 @@ def parse_lines(text, stop, state, room, allowed, known):
                 break
             start = end + 1
             if text[start + 1] == 0x20 and 0 <= text[start] - 48 <= 9:  # one digit: binary data
-                number, end, kind = np.float64(text[start] - 48), start + 1, OK
+                number = np.float64(text[start] - 48)
+                end = start + 1
+                kind = OK
             else:
                 number, end, kind = _number(text, start, state[KNOWN], known)
             if kind != OK:
@@ -216,8 +226,11 @@ def parse_lines(text, stop, state, room, allowed, known):
         last = LINE_START
         position += 1
         line += 1
-    state[POSITION], state[LINE], state[LAST] = position, line, last
-    state[ROWS], state[ENTRIES] = row, entry
+    state[POSITION] = position
+    state[LINE] = line
+    state[LAST] = last
+    state[ROWS] = row
+    state[ENTRIES] = entry
     state[TOKEN] = token
     state[ZEROS] += zeros
     state[UNDERFLOWS] += underflows
@@ -228,7 +241,8 @@ def parse_lines(text, stop, state, room, allowed, known):
 @kernel
 def count_lines(text, start, stop):
     """Count the rows and the lines of ``text[start:stop]``; blank lines and comments are lines and no rows."""
-    rows, lines = 0, 0
+    rows = 0
+    lines = 0
     position = start
     while position < stop:
         while text[position] == 0x20 or text[position] == 0x09:

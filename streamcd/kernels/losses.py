@@ -103,9 +103,12 @@ def dual_term(alpha, numbers):
 @inlined
 def row_terms(t, alpha, numbers):
     """Return a row's terms of gap, primal loss and dual objective."""
-    epsilon, diagonal, best = numbers[1], numbers[2], best_alpha(t, numbers)
+    epsilon = numbers[1]
+    diagonal = numbers[2]
+    best = best_alpha(t, numbers)
     e = numbers[0] - t
-    size, best_size = _times_size(epsilon, alpha), _times_size(epsilon, best)
+    size = _times_size(epsilon, alpha)
+    best_size = _times_size(epsilon, best)
     loss = best * (e - 0.5 * diagonal * best) - best_size
     gap = (best - alpha) * (e - 0.5 * diagonal * (best + alpha)) - (best_size - size)
     return gap, loss, dual_term(alpha, numbers)
@@ -114,8 +117,10 @@ def row_terms(t, alpha, numbers):
 @inlined
 def slopes(t, alpha, numbers):
     """Return the derivatives of the negative dual at alpha, towards smaller and towards larger values."""
-    gradient, epsilon = t - numbers[0] + numbers[2] * alpha, numbers[1]
-    left, right = epsilon if alpha > 0.0 else -epsilon, epsilon if alpha >= 0.0 else -epsilon
+    gradient = t - numbers[0] + numbers[2] * alpha
+    epsilon = numbers[1]
+    left = epsilon if alpha > 0.0 else -epsilon
+    right = epsilon if alpha >= 0.0 else -epsilon
     return gradient + left, gradient + right
 
 
@@ -184,9 +189,12 @@ def log_terms(t, cost, alpha, rest):
     e = math.exp(-abs(t))
     falls, rises = (e / (1.0 + e), 1.0 / (1.0 + e)) if t > 0.0 else (1.0 / (1.0 + e), e / (1.0 + e))
     loss = math.log1p(e)
-    other, loss = loss + max(t, 0.0), loss + max(-t, 0.0)
-    p, q = alpha / cost, rest / cost
-    log_p, log_q = math.log(p) if p > 0.0 else 0.0, math.log(q) if q > 0.0 else 0.0
+    other = loss + max(t, 0.0)
+    loss = loss + max(-t, 0.0)
+    p = alpha / cost
+    q = rest / cost
+    log_p = math.log(p) if p > 0.0 else 0.0
+    log_q = math.log(q) if q > 0.0 else 0.0
     phi = divergence(p, log_p, falls, -other) + divergence(q, log_q, rises, -loss)
     return cost * phi, cost * loss, -cost * (p * log_p + q * log_q)
 
@@ -209,7 +217,8 @@ def log_gap(t, cost, alpha, rest, log_rest, gradient):
     if abs(gradient) >= _NEAR:
         loss = math.log1p(math.exp(-abs(t))) + max(-t, 0.0)
         return max(alpha * gradient + cost * (loss - math.log(cost) + log_rest), 0.0)
-    p, g = alpha / cost, gradient
+    p = alpha / cost
+    g = gradient
     spread = p * (rest / cost)
     odd = (2.0 * p - 1.0) * g
     series = (1.0 - 12.0 * spread) / 120.0 * odd + (1.0 + spread * (120.0 * spread - 30.0)) / 720.0 * g * g
@@ -228,16 +237,20 @@ def log_minimiser(t, q, cost, row, gradient, tolerance):
     """
     alpha, rest, log_alpha, log_rest = row
     if q <= 0.0:
-        half, log_half = 0.5 * cost, math.log(0.5 * cost)
+        half = 0.5 * cost
+        log_half = math.log(0.5 * cost)
         return (half, half, log_half, log_half), half - alpha, 0
     first = 0.5 * q * (rest - alpha) + t >= 0.0
     centre, slope, z, other = (alpha, t, log_alpha, log_rest) if first else (rest, -t, log_rest, log_alpha)
-    log_z, log_other, z = z, other, centre
+    log_z = z
+    log_other = other
+    z = centre
     if not first:
         gradient = -gradient
     if centre > 0.5 * cost or abs(gradient) > _FAR:
         z = max(min(cost / (1.0 + math.exp(min(slope, 500.0))), 0.5 * cost), LEAST_ALPHA)
-        log_z, log_other = math.log(z), math.log(cost - z)
+        log_z = math.log(z)
+        log_other = math.log(cost - z)
         gradient = log_z - log_other + q * (z - centre) + slope
     steps = 0
     while abs(gradient) > tolerance and steps < 1000:
@@ -247,7 +260,8 @@ def log_minimiser(t, q, cost, row, gradient, tolerance):
         steps += 1
         if z < LEAST_ALPHA:
             z = LEAST_ALPHA
-        log_z, log_other = math.log(z), math.log(cost - z)
+        log_z = math.log(z)
+        log_other = math.log(cost - z)
         if z == LEAST_ALPHA:
             break
         gradient = log_z - log_other + q * (z - centre) + slope
@@ -321,8 +335,11 @@ def loss_change(loss, t, moved, numbers):
         if -0.99 < ratio < 1e300:
             return math.log1p(ratio)
         return loss_at(loss, t + moved, numbers) - loss_at(loss, t, numbers)  # far apart: nothing cancels
-    before, after = best_alpha(t, numbers), best_alpha(t + moved, numbers)
-    e, total, apart = numbers[0] - t, before + after, after - before
+    before = best_alpha(t, numbers)
+    after = best_alpha(t + moved, numbers)
+    e = numbers[0] - t
+    total = before + after
+    apart = after - before
     size = _times_size(numbers[1], after) - _times_size(numbers[1], before)
     return 0.5 * (apart * (e + (e - moved) - numbers[2] * total) - moved * total) - size
 

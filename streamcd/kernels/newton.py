@@ -24,7 +24,8 @@ LENGTHS = np.array([0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0])
 AT_POINT = 7
 """Index of the length 1, the point of the read."""
 
-NEAR, FAR = LENGTHS.size, LENGTHS.size + 2
+NEAR = LENGTHS.size
+FAR = LENGTHS.size + 2
 """First columns of `Sums.line` with the terms of `row_shares`, each by the sign of ``s_i a_i``: + first."""
 
 N_LINE = LENGTHS.size + 4
@@ -96,8 +97,14 @@ def newton_visit(order, rows, costs, lanes, point, tile, sums, scratch):
 @inlined
 def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
     """Add the terms of a block of rows, if it `counts`; returns how many have a curvature, which `scratch` then lists."""
-    w, step, bias, line, totals = point.w[lane], point.step[lane], costs.bias, sums.line[lane], sums.totals
-    last, n, loss = w.size - 1, 0, costs.loss
+    w = point.w[lane]
+    step = point.step[lane]
+    bias = costs.bias
+    line = sums.line[lane]
+    totals = sums.totals
+    last = w.size - 1
+    n = 0
+    loss = costs.loss
     for p in range(order.size):
         i = order[p]
         c = row_cost(i, lane, rows, costs)
@@ -105,16 +112,19 @@ def _add_terms(order, rows, costs, lane, point, counts, sums, scratch):
             continue
         sign, y = row_label(i, lane, rows, costs)
         numbers = five_numbers(loss, y, 1.0)
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        start = rows.indptr[i]
+        stop = rows.indptr[i + 1]
         dot, q = row_dot(rows, w, start, stop)
         t = sign * (dot + bias * w[last])
         a, curvature = alpha_and_curvature(loss, t, numbers, point.line_share[lane])
         if curvature > 0.0:
-            scratch.row[n], scratch.curvature[n] = i, c * curvature
+            scratch.row[n] = i
+            scratch.curvature[n] = c * curvature
             n += 1
         if not counts:
             continue
-        value, side = loss_at(loss, t, numbers), 0 if sign * a >= 0.0 else 1
+        value = loss_at(loss, t, numbers)
+        side = 0 if sign * a >= 0.0 else 1
         if a != 0.0:
             add_row(rows, sums.v[lane, side], start, stop, sign * a * c)
             sums.v[lane, side, last] += sign * a * c * bias
@@ -150,7 +160,9 @@ def row_shares(loss, t, a, value, numbers):
     """
     if loss.kind == LOG_LOSS:
         return (a / (1.0 - a), 0.0) if 1.0 - a > _RARE else (0.0, value)
-    p, epsilon, diagonal = numbers[0], numbers[1], numbers[2]
+    p = numbers[0]
+    epsilon = numbers[1]
+    diagonal = numbers[2]
     beyond = a * (p - t - diagonal * a) - epsilon * abs(a)  # 0 where the loss is curved
     return 0.5 * diagonal * a * a, max(beyond, 0.0)
 
@@ -158,7 +170,9 @@ def row_shares(loss, t, a, value, numbers):
 @inlined
 def add_products(n, rows, bias, tile, hessian, scratch):
     """Add ``c_i x_i x_iᵀ`` of the first n rows of `scratch` to the lower triangle: by pairs of entries, or as dense rows."""
-    indptr, pairs, n_features = rows.indptr, 0.0, scratch.dense.shape[1]
+    indptr = rows.indptr
+    pairs = 0.0
+    n_features = scratch.dense.shape[1]
     for p in range(n):
         count = indptr[scratch.row[p] + 1] - indptr[scratch.row[p]] + 1
         pairs += np.float64(count) * count
@@ -172,18 +186,24 @@ def add_products(n, rows, bias, tile, hessian, scratch):
 @inlined
 def _add_pairs(p, rows, bias, tile, hessian, scratch):
     """Add the products of a row's entries, whose features ascend."""
-    feature, value, last = rows.feature, rows.value, scratch.dense.shape[1] - 1
-    i, c = scratch.row[p], scratch.curvature[p]
-    start, stop = rows.indptr[i], rows.indptr[i + 1]
+    feature = rows.feature
+    value = rows.value
+    last = scratch.dense.shape[1] - 1
+    i = scratch.row[p]
+    c = scratch.curvature[p]
+    start = rows.indptr[i]
+    stop = rows.indptr[i + 1]
     for k in range(start, stop):
         j = np.int64(feature[k])
         if j < tile[0] or j >= tile[1]:
             continue
-        row, factor = hessian[j], c * np.float64(value[k])
+        row = hessian[j]
+        factor = c * np.float64(value[k])
         for m in range(start, k + 1):
             row[feature[m]] += factor * np.float64(value[m])
     if bias != 0.0 and tile[1] > last:
-        row, factor = hessian[last], c * bias
+        row = hessian[last]
+        factor = c * bias
         for m in range(start, stop):
             row[feature[m]] += factor * np.float64(value[m])
         row[last] += factor * bias
@@ -192,7 +212,9 @@ def _add_pairs(p, rows, bias, tile, hessian, scratch):
 @inlined
 def _add_dense(n, rows, bias, tile, hessian, scratch):
     """Add the products of a block of dense rows, four rows at a time."""
-    dense, curvature, last = scratch.dense, scratch.curvature, scratch.dense.shape[1] - 1
+    dense = scratch.dense
+    curvature = scratch.curvature
+    last = scratch.dense.shape[1] - 1
     for p in range(n):
         for k in range(rows.indptr[scratch.row[p]], rows.indptr[scratch.row[p] + 1]):
             dense[p, rows.feature[k]] = np.float64(rows.value[k])
@@ -203,10 +225,15 @@ def _add_dense(n, rows, bias, tile, hessian, scratch):
     for j in range(tile[0], tile[1]):
         row = hessian[j]
         for p in range(0, n_padded, 4):
-            a, b = curvature[p] * dense[p, j], curvature[p + 1] * dense[p + 1, j]
-            c, d = curvature[p + 2] * dense[p + 2, j], curvature[p + 3] * dense[p + 3, j]
+            a = curvature[p] * dense[p, j]
+            b = curvature[p + 1] * dense[p + 1, j]
+            c = curvature[p + 2] * dense[p + 2, j]
+            d = curvature[p + 3] * dense[p + 3, j]
             if a != 0.0 or b != 0.0 or c != 0.0 or d != 0.0:
-                first, second, third, fourth = dense[p], dense[p + 1], dense[p + 2], dense[p + 3]
+                first = dense[p]
+                second = dense[p + 1]
+                third = dense[p + 2]
+                fourth = dense[p + 3]
                 for m in range(j + 1):
                     row[m] += a * first[m] + b * second[m] + c * third[m] + d * fourth[m]
     for p in range(n):
@@ -238,7 +265,8 @@ def solve_positive(matrix, x, least):
         for k in range(first, stop):
             row = matrix[k]
             for p in range(first, k):
-                above, a = matrix[p], matrix[p, k]
+                above = matrix[p]
+                a = matrix[p, k]
                 for j in range(k, n):
                     row[j] -= a * above[j]
             root = np.sqrt(row[k]) if row[k] > least[k] else np.inf
@@ -246,8 +274,15 @@ def solve_positive(matrix, x, least):
                 row[j] /= root
             row[k] = root
         for i in range(stop, n):
-            p, q, r, s = matrix[first], matrix[first + 1], matrix[first + 2], matrix[first + 3]
-            row, a, b, c, d = matrix[i], p[i], q[i], r[i], s[i]
+            p = matrix[first]
+            q = matrix[first + 1]
+            r = matrix[first + 2]
+            s = matrix[first + 3]
+            row = matrix[i]
+            a = p[i]
+            b = q[i]
+            c = r[i]
+            d = s[i]
             for j in range(i, n):
                 row[j] -= a * p[j] + b * q[j] + c * r[j] + d * s[j]
     for i in range(n):
@@ -256,7 +291,8 @@ def solve_positive(matrix, x, least):
         for j in range(i + 1, n):
             x[j] -= row[j] * x[i]
     for i in range(n - 1, -1, -1):
-        row, total = matrix[i], x[i]
+        row = matrix[i]
+        total = x[i]
         for j in range(i + 1, n):
             total -= row[j] * x[j]
         x[i] = total / row[i]
@@ -277,7 +313,9 @@ def sweep_model(matrix, pull, u, l1, l2, free_bias):
     """
     slopes = 0.0
     for j in range(u.size):
-        row, ridge, threshold = matrix[j], l2, l1
+        row = matrix[j]
+        ridge = l2
+        threshold = l1
         if free_bias and j == u.size - 1:
             ridge = threshold = 0.0
         slopes += abs(elastic_slope(u[j], -pull[j], threshold, ridge))

@@ -106,7 +106,9 @@ def row_at(j, lane, z, scores, costs):
 @inlined
 def _fetch_ahead(order, p, columns, score, n_lanes):
     """Prefetch the first entries of a column further on, and the scores that a nearer one points to."""
-    indptr, row, value = columns.indptr, columns.row, columns.value
+    indptr = columns.indptr
+    row = columns.row
+    value = columns.value
     c = order[min(p + 2 * _COLUMNS_AHEAD, order.size - 1)]
     if c >= 0:
         for k in range(indptr[c], min(indptr[c] + _FETCH_AT_MOST, indptr[c + 1]), 16):
@@ -141,7 +143,8 @@ def _score_at(j, lane, costs):
 @inlined
 def _add_slopes(span, dense, lane, data, sums):
     """Add a column's terms to the sums of `_newton`: derivatives of the loss at step 0, and a bound of the second."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     slope, curve, bound = sums
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
@@ -158,7 +161,8 @@ def _add_slopes(span, dense, lane, data, sums):
 @inlined
 def _add_slope_at_zero(span, dense, lane, data, slope):
     """Add a column's terms to the derivative of the loss at w = 0."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
@@ -170,7 +174,8 @@ def _add_slope_at_zero(span, dense, lane, data, slope):
 @inlined
 def _add_loss_change(span, dense, lane, data, step, change):
     """Add to `change` the difference that a step of the coordinate makes to the loss."""
-    scores, costs = data.scores, data.costs
+    scores = data.scores
+    costs = data.costs
     numbers = unit_numbers(scores, costs)
     for k in range(np.uint64(span[0]), np.uint64(span[1])):
         j, v = _entry(k, dense, data)
@@ -188,11 +193,12 @@ def _move(span, dense, lane, data, score, step):
 
 
 @inlined
-def _newton(sums, own, ridge, loss):
+def _newton(sums, weight, ridge, loss):
     """Return the gradient, Newton's step (0 if negligible), and the largest share of it accepted without evaluation."""
     most = most_curvature(loss, five_numbers(loss, 1.0, 1.0))
-    gradient = penalty_slope(own, ridge) + sums[0]
-    curve, bound = sums[1] + ridge, most * sums[2] + ridge
+    gradient = penalty_slope(weight, ridge) + sums[0]
+    curve = sums[1] + ridge
+    bound = most * sums[2] + ridge
     if abs(gradient) <= _NO_STEP or curve <= 0.0:
         return gradient, 0.0, 0.0
     return gradient, -gradient / curve, 2.0 * (1.0 - _SIGMA) * curve / bound
@@ -212,18 +218,19 @@ def _solve(span, dense, weight, lane, data, begins, totals):
 
     `weight` holds the weight, and the ridge: 1, or 0 if the weight is not penalised.
     """
-    own, ridge = weight
+    old, ridge = weight
     loss = data.costs.loss
     sums = _add_slopes(span, dense, lane, data, (0.0, 0.0, 0.0))
-    gradient, step, free = _newton(sums, own, ridge, loss)
+    gradient, step, free = _newton(sums, old, ridge, loss)
     at_zero = _add_slope_at_zero(span, dense, lane, data, 0.0) if begins[lane] else 0.0
     _record_gradient(gradient, at_zero, lane, totals)
     share = 1.0
     while step != 0.0 and share > free:
-        change = _add_loss_change(span, dense, lane, data, step, penalty_change(own, step, ridge))
+        change = _add_loss_change(span, dense, lane, data, step, penalty_change(old, step, ridge))
         if change <= _SIGMA * gradient * step:
             break
-        share, step = 0.5 * share, 0.5 * step if share > _LEAST_SHARE else 0.0
+        step = 0.5 * step if share > _LEAST_SHARE else 0.0
+        share = 0.5 * share
     if step != 0.0:
         _move(span, dense, lane, data, data.scores.score, step)
     return step
@@ -289,10 +296,10 @@ def _add_products(span, dense, lane, data, v):
 
 
 @inlined
-def _add_gap_term(own, v, ridge, lane, totals):
+def _add_gap_term(weight, v, ridge, lane, totals):
     """Add the terms of one coordinate of w and of w(alpha) to the certificate's; of a free bias there are none, v is 0."""
     if ridge != 0.0:
-        totals[lane, Total.GAP] += gap_term(own, v)
+        totals[lane, Total.GAP] += gap_term(weight, v)
 
 
 @kernel
@@ -312,16 +319,16 @@ def primal_certify(order, data, w, lanes, totals):
         c = order[p]
         for lane in lanes:
             if c >= 0:
-                own = w[columns.feature[c] * n_lanes + lane]
+                weight = w[columns.feature[c] * n_lanes + lane]
                 span = (columns.indptr[c], columns.indptr[c + 1])
                 v = _add_products(span, False, lane, data, 0.0)
-                _add_gap_term(own, v, 1.0, lane, totals)
-                _move(span, False, lane, data, scores.fresh, own)
+                _add_gap_term(weight, v, 1.0, lane, totals)
+                _move(span, False, lane, data, scores.fresh, weight)
             else:
-                own = w[last + lane]
+                weight = w[last + lane]
                 v = _add_products((0, n_rows), True, lane, data, 0.0)
-                _add_gap_term(own, v, ridge, lane, totals)
-                _move((0, n_rows), True, lane, data, scores.fresh, own)
+                _add_gap_term(weight, v, ridge, lane, totals)
+                _move((0, n_rows), True, lane, data, scores.fresh, weight)
 
 
 @kernel
@@ -334,7 +341,9 @@ def add_row_terms(scores, costs, lanes, sums):
         for lane in lanes:
             at = _score_at(j, lane, costs)
             signed, sign, t = row_at(j, lane, scores.fresh[at], scores, costs)
-            alpha, c, scores.score[at] = sign * scores.score[at], abs(signed), scores.fresh[at]
+            alpha = sign * scores.score[at]
+            c = abs(signed)
+            scores.score[at] = scores.fresh[at]
             if c == 0.0:
                 continue
             if costs.loss.kind == LOG_LOSS:
@@ -358,7 +367,9 @@ def add_line_terms(scores, previous, costs, lanes, sums):
     numbers = unit_numbers(scores, costs)
     for start in range(0, n_rows, _BLOCK):
         for lane in lanes:
-            total, slope, curve = sums[lane, 0], sums[lane, 1], sums[lane, 2]
+            total = sums[lane, 0]
+            slope = sums[lane, 1]
+            curve = sums[lane, 2]
             for j in range(start, min(start + _BLOCK, n_rows)):
                 at = _score_at(j, lane, costs)
                 c, _, t = row_at(j, lane, scores.score[at], scores, costs)
@@ -368,7 +379,9 @@ def add_line_terms(scores, previous, costs, lanes, sums):
                     alpha, curvature = alpha_and_curvature(costs.loss, t, numbers, 0.0)
                     slope -= c * alpha * moved
                     curve += abs(c) * curvature * moved * moved
-            sums[lane, 0], sums[lane, 1], sums[lane, 2] = total, slope, curve
+            sums[lane, 0] = total
+            sums[lane, 1] = slope
+            sums[lane, 2] = curve
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -380,19 +393,21 @@ def add_line_terms(scores, previous, costs, lanes, sums):
 def segment_slopes(size, data, begins, lanes, sums):
     """Add a segment's terms to `sums` (lanes, 4): see `_add_slopes`, and the derivative at w = 0 where a lane begins."""
     for lane in lanes:
-        own = sums[lane]
-        own[0], own[1], own[2] = _add_slopes((0, size), False, lane, data, (own[0], own[1], own[2]))
+        of_lane = sums[lane]
+        of_lane[0], of_lane[1], of_lane[2] = _add_slopes(
+            (0, size), False, lane, data, (of_lane[0], of_lane[1], of_lane[2])
+        )
         if begins[lane]:
-            own[3] = _add_slope_at_zero((0, size), False, lane, data, own[3])
+            of_lane[3] = _add_slope_at_zero((0, size), False, lane, data, of_lane[3])
 
 
 @kernel
 def choose_steps(sums, w, loss, lanes, totals, steps):
     """Choose the steps (lanes,) of a column's weights `w` (lanes,), and add them to these."""
     for lane in lanes:
-        own = sums[lane]
-        gradient, step, free = _newton((own[0], own[1], own[2]), w[lane], 1.0, loss)
-        _record_gradient(gradient, own[3], lane, totals)
+        of_lane = sums[lane]
+        gradient, step, free = _newton((of_lane[0], of_lane[1], of_lane[2]), w[lane], 1.0, loss)
+        _record_gradient(gradient, of_lane[3], lane, totals)
         steps[lane] = min(free, 1.0) * step
         w[lane] += steps[lane]
 

@@ -206,7 +206,9 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
             for kind, argument in zip(signature.args, args, strict=True)
         ]
         feature, value, start, stop, w, n_lanes, low, numbers = arrays
-        long, double, vector = ir.IntType(64), ir.DoubleType(), ir.VectorType(ir.DoubleType(), 8 * n_vectors)
+        long = ir.IntType(64)
+        double = ir.DoubleType()
+        vector = ir.VectorType(ir.DoubleType(), 8 * n_vectors)
 
         def at(array: Any, index: Any) -> Any:
             return builder.bitcast(builder.gep(array, [index]), vector.as_pointer())
@@ -218,18 +220,24 @@ def _of_vectors(n_vectors: int, *, adds: bool) -> Any:
 
         mine = at(numbers, low)
         first = builder.load(mine, align=8) if adds else splat(ir.Constant(double, 0.0))
-        before, test = builder.block, builder.append_basic_block("test")
-        body, after = builder.append_basic_block("entry"), builder.append_basic_block("after")
+        before = builder.block
+        test = builder.append_basic_block("test")
+        body = builder.append_basic_block("entry")
+        after = builder.append_basic_block("after")
         builder.branch(test)
         builder.position_at_end(test)
-        k, total = builder.phi(long), builder.phi(vector)
+        k = builder.phi(long)
+        total = builder.phi(vector)
         builder.cbranch(builder.icmp_signed("<", k, stop), body, after)
         builder.position_at_end(body)
-        index, number = builder.load(builder.gep(feature, [k])), builder.load(builder.gep(value, [k]))
+        index = builder.load(builder.gep(feature, [k]))
+        number = builder.load(builder.gep(value, [k]))
         index = builder.zext(index, long) if index.type.width < 64 else index
         number = number if number.type == double else builder.fpext(number, double)
         weights = at(w, builder.add(builder.mul(index, n_lanes), low))
-        known, factor, new = builder.load(weights, align=8), splat(number), total
+        known = builder.load(weights, align=8)
+        factor = splat(number)
+        new = total
         if adds:
             builder.store(builder.fadd(known, builder.fmul(total, factor)), weights, align=8)
         else:
@@ -335,13 +343,15 @@ def add_entry_hashes(row, feature, value_bits, sums):
 
     The sums are those of a set of entries, whatever their order.
     """
-    first, second = sums[0], sums[1]
+    first = sums[0]
+    second = sums[1]
     for k in range(row.size):
         location = mix(np.uint64(row[k]) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(feature[k])
         entry = mix(location) ^ np.uint64(value_bits[k])
         first += mix(entry)
         second += mix(entry * np.uint64(0xD6E8FEB86659FD93) + mix(location + np.uint64(0x632BE59BD9B4E019)))
-    sums[0], sums[1] = first, second
+    sums[0] = first
+    sums[1] = second
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -351,13 +361,16 @@ def add_entry_hashes(row, feature, value_bits, sums):
 @inlined
 def row_dot(rows, w, start, stop):
     """Return x·w and x·x of the row with entries ``start:stop``; independent partial sums hide the latency of additions."""
-    feature, value = rows.feature, rows.value
+    feature = rows.feature
+    value = rows.value
     dot0 = dot1 = dot2 = dot3 = 0.0
     norm0 = norm1 = 0.0
     k = start
     while k + 4 <= stop:
-        v0, v1 = np.float64(value[k]), np.float64(value[k + 1])
-        v2, v3 = np.float64(value[k + 2]), np.float64(value[k + 3])
+        v0 = np.float64(value[k])
+        v1 = np.float64(value[k + 1])
+        v2 = np.float64(value[k + 2])
+        v3 = np.float64(value[k + 3])
         dot0 += w[feature[k]] * v0
         dot1 += w[feature[k + 1]] * v1
         dot2 += w[feature[k + 2]] * v2
@@ -379,7 +392,8 @@ def row_square(rows, start, stop):
     value = rows.value
     even = odd = 0.0
     for k in range(start, stop - 1, 2):
-        v0, v1 = np.float64(value[k]), np.float64(value[k + 1])
+        v0 = np.float64(value[k])
+        v1 = np.float64(value[k + 1])
         even += v0 * v0
         odd += v1 * v1
     if (stop - start) % 2:
@@ -390,7 +404,8 @@ def row_square(rows, start, stop):
 @inlined
 def add_row(rows, w, start, stop, step):
     """Add `step` times the row with entries ``start:stop`` to `w`, in place."""
-    feature, value = rows.feature, rows.value
+    feature = rows.feature
+    value = rows.value
     for k in range(start, stop):
         w[feature[k]] += step * value[k]
 
@@ -398,7 +413,9 @@ def add_row(rows, w, start, stop, step):
 @inlined
 def fetch_ahead(order, p, rows, w, n_columns, fetched):
     """Prefetch record, entries and weights of rows ahead; `w` is flat, with `n_columns` per feature, of which `fetched`."""
-    indptr, feature, value = rows.indptr, rows.feature, rows.value
+    indptr = rows.indptr
+    feature = rows.feature
+    value = rows.value
     last = order.size - 1
     i = order[min(p + 6 * _AHEAD, last)]
     prefetch(indptr, i)
@@ -408,7 +425,8 @@ def fetch_ahead(order, p, rows, w, n_columns, fetched):
         prefetch(feature, k)
         prefetch(value, k)
     i = order[min(p + _AHEAD, last)]
-    start, stop = indptr[i], indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0
+    start = indptr[i]
+    stop = indptr[i + 1] if w.size > _CACHED_WEIGHTS else 0
     for column in fetched:
         for k in range(start, stop):
             prefetch(w, feature[k] * n_columns + column)
@@ -420,7 +438,9 @@ def fetch_variables_ahead(order, p, variables, fetched):
 
     Without it a visit of 40 lanes took 1.35 times as long, and that of a fourth of 105 lanes, a thread's share, 1.9 times.
     """
-    i, alpha, active = order[min(p + _AHEAD, order.size - 1)], variables.alpha, variables.active
+    i = order[min(p + _AHEAD, order.size - 1)]
+    alpha = variables.alpha
+    active = variables.active
     for lane in fetched:
         for column in range(lane, alpha.shape[1], active.shape[1]):
             prefetch(alpha, (i, column))
@@ -433,7 +453,9 @@ def choose_fetched(lanes):
 
     Returns their number.
     """
-    fetched, n, aligned = lanes.fetched, 0, lanes.dots.size % 8 == 0
+    fetched = lanes.fetched
+    n = 0
+    aligned = lanes.dots.size % 8 == 0
     for lane in lanes.chosen:
         if n == 0 or (lane // 8 > fetched[n - 1] // 8 if aligned else lane >= fetched[n - 1] + 8):
             fetched[n] = lane

@@ -48,7 +48,8 @@ def _has_entropy(loss):
 @inlined
 def _entropy_changes(old, new, out):
     """Write the changes of a row's variables to `out`: that of the largest is minus the sum of the others, all exact."""
-    most, rest = 0, 0.0
+    most = 0
+    rest = 0.0
     for m in range(out.size):
         if old[m] > old[most]:
             most = m
@@ -84,8 +85,9 @@ def add_direction(loss, y, code, cost, base, candidate, change, sums):
     n_lanes = sums.shape[0]
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old, new = base[i, own], candidate[i, own]
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
             if _has_entropy(loss):
                 _entropy_changes(old, new, change)
                 for m in range(change.size):
@@ -96,7 +98,8 @@ def add_direction(loss, y, code, cost, base, candidate, change, sums):
                         _add(lane, sums, step, (old[m], np.inf), step * slope, 0.0, size)
                 continue
             for m in range(old.size):
-                a, step = old[m], new[m] - old[m]
+                a = old[m]
+                step = new[m] - old[m]
                 if step == 0.0 or cost[i, lane] <= 0.0:
                     continue
                 size = abs(a) + abs(new[m])
@@ -125,8 +128,9 @@ def add_slopes(loss, base, candidate, eta, change, sums):
     n_lanes = eta.size
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old, new = base[i, own], candidate[i, own]
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
             _entropy_changes(old, new, change)
             for m in range(change.size):
                 if change[m] != 0.0:
@@ -160,12 +164,17 @@ def apply_step(loss, y, code, cost, step, active, point):
     step other than 1 moves them.
     """
     base, candidate, eta = step
-    n_lanes, flags_of_classes = eta.size, active.shape[1] > eta.size
+    n_lanes = eta.size
+    flags_of_classes = active.shape[1] > eta.size
     for i in range(base.shape[0]):
         for lane in range(n_lanes):
-            own = _columns(lane, n_lanes, base.shape[1], loss)
-            old, new, out = base[i, own], candidate[i, own], point[i, own]
-            c, most, rest = cost[i, lane], 0, 0.0
+            span = _columns(lane, n_lanes, base.shape[1], loss)
+            old = base[i, span]
+            new = candidate[i, span]
+            out = point[i, span]
+            c = cost[i, lane]
+            most = 0
+            rest = 0.0
             for m in range(old.size):
                 if eta[lane] != 1.0 and new[m] != old[m]:
                     active[i, lane * old.size + m if flags_of_classes else lane] = 1

@@ -9,7 +9,8 @@ import numpy as np
 from .compile import kernel
 from .primitives import mix
 
-MISSING, UNKNOWN = -1, -2
+MISSING = -1
+UNKNOWN = -2
 """Codes of a null, and of a string that is not in a dictionary that takes no more."""
 
 TAIL_CODES = 1 << 40
@@ -52,16 +53,17 @@ def number_strings(column, strings, add, table, n, out):
     slots, hashes, columns, ends, arena = table
     mask = np.uint64(slots.size - 1)
     for i in range(out.size):
-        first, length = offsets[i], offsets[i + 1] - offsets[i]
-        found = np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15)
+        first = offsets[i]
+        length = offsets[i + 1] - offsets[i]
+        hashed = np.uint64(column + 1) * np.uint64(0x9E3779B97F4A7C15)
         for k in range(length):
-            found = (found ^ np.uint64(data[first + k])) * np.uint64(0x100000001B3)
-        found = mix(found)
-        slot = found & mask
+            hashed = (hashed ^ np.uint64(data[first + k])) * np.uint64(0x100000001B3)
+        hashed = mix(hashed)
+        slot = hashed & mask
         number = np.int64(slots[slot])
         while number >= 0:
             if (
-                hashes[number] == found
+                hashes[number] == hashed
                 and columns[number] == column
                 and ends[number + 1] - ends[number] == length
             ):
@@ -74,7 +76,10 @@ def number_strings(column, strings, add, table, n, out):
             number = np.int64(slots[slot])
         if number < 0 and add:
             number = n
-            hashes[n], columns[n], ends[n + 1], slots[slot] = found, column, ends[n] + length, n
+            ends[n + 1] = ends[n] + length
+            hashes[n] = hashed
+            columns[n] = column
+            slots[slot] = n
             for k in range(length):
                 arena[ends[n] + k] = data[first + k]
             n += 1
@@ -107,19 +112,21 @@ def murmur_strings(strings, out):
     data, offsets = strings
     low = np.uint64(0xFFFFFFFF)
     for i in range(out.size):
-        first, length = offsets[i], offsets[i + 1] - offsets[i]
-        found, word = np.uint64(0), np.uint64(0)
+        first = offsets[i]
+        length = offsets[i + 1] - offsets[i]
+        hashed = np.uint64(0)
+        word = np.uint64(0)
         for k in range(length):
             word |= np.uint64(data[first + k]) << np.uint64(8 * (k & 3))
             if k & 3 == 3 or k == length - 1:
                 word = (word * np.uint64(0xCC9E2D51)) & low
                 word = ((word << np.uint64(15)) | (word >> np.uint64(17))) & low
-                found ^= (word * np.uint64(0x1B873593)) & low
+                hashed ^= (word * np.uint64(0x1B873593)) & low
                 if k & 3 == 3:
-                    found = ((found << np.uint64(13)) | (found >> np.uint64(19))) & low
-                    found = (found * np.uint64(5) + np.uint64(0xE6546B64)) & low
+                    hashed = ((hashed << np.uint64(13)) | (hashed >> np.uint64(19))) & low
+                    hashed = (hashed * np.uint64(5) + np.uint64(0xE6546B64)) & low
                 word = np.uint64(0)
-        found ^= np.uint64(length)
-        found = ((found ^ (found >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & low
-        found = ((found ^ (found >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & low
-        out[i] = np.int32(found ^ (found >> np.uint64(16)))
+        hashed ^= np.uint64(length)
+        hashed = ((hashed ^ (hashed >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & low
+        hashed = ((hashed ^ (hashed >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & low
+        out[i] = np.int32(hashed ^ (hashed >> np.uint64(16)))

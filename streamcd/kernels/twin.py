@@ -24,12 +24,15 @@ def gram_visit(order, rows, costs, lanes, share, gram):
     gram : ndarray of float64, shape (lanes, d + 1, d + 1)
         Changed in place. Whatever `n_parts`, every number is summed up in the same order.
     """
-    feature, value, bias = rows.feature, rows.value, costs.bias
+    feature = rows.feature
+    value = rows.value
+    bias = costs.bias
     part, n_parts = share
     last = gram.shape[1] - 1
     for p in range(order.size):
         i = order[p]
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        start = rows.indptr[i]
+        stop = rows.indptr[i + 1]
         for lane in lanes:
             c = row_cost(i, lane, rows, costs)
             if c <= 0.0 or costs.sign[rows.code[i], lane] > 0.0:
@@ -58,11 +61,16 @@ def twin_sor_visit(order, rows, costs, variables, steering, totals, lanes, inver
     Changed in place: `variables`, `column`, and `totals`, where DUAL gets the change of the whole
     objective, the quadratic term included. Cost: the entries of each row, and (d + 1) times as many for each that moves.
     """
-    feature, value, w, bias = rows.feature, rows.value, variables.w, costs.bias
-    n_lanes, last = totals.shape[0], column.size - 1
+    feature = rows.feature
+    value = rows.value
+    w = variables.w
+    bias = costs.bias
+    n_lanes = totals.shape[0]
+    last = column.size - 1
     for p in range(order.size):
         i = order[p]
-        start, stop = rows.indptr[i], rows.indptr[i + 1]
+        start = rows.indptr[i]
+        stop = rows.indptr[i + 1]
         for lane in lanes:
             c = row_cost(i, lane, rows, costs)
             if c <= 0.0 or costs.sign[rows.code[i], lane] < 0.0 or not variables.active[i, lane]:
@@ -97,7 +105,8 @@ def set_own_alpha(order, rows, costs, variables, lanes):
 
     So all alpha are a feasible point of the dual of `dual_visit`, of which `dual_certify` tells, without the inverse.
     """
-    w, n_lanes = variables.w, variables.active.shape[1]
+    w = variables.w
+    n_lanes = variables.active.shape[1]
     last = w.size - n_lanes
     for i in order:
         for lane in lanes:

@@ -76,14 +76,17 @@ def end_pass(w, beside, lanes, kappa, out):
     start = 0
     while start < lanes.size:
         stop = _end_of_run(lanes, start)
-        low, high = np.uint64(lanes[start] * width), np.uint64((lanes[stop - 1] + 1) * width)
+        low = np.uint64(lanes[start] * width)
+        high = np.uint64((lanes[stop - 1] + 1) * width)
         for j in range(w.shape[0]):
-            point, weights = w[j], beside[j]
+            point = w[j]
+            weights = beside[j]
             for column in range(low, high):
                 moved[column] = point[column] - weights[column]
                 weights[column] = sum_of(point[column], moved[column], kappa[column])
             if width == 1:
-                bucket, sign = sketch[np.uint64(j) & _LAST_BUCKET], _signed(1.0, np.uint64(j))
+                bucket = sketch[np.uint64(j) & _LAST_BUCKET]
+                sign = _signed(1.0, np.uint64(j))
                 for column in range(low, high):
                     bucket[column] += sign * moved[column]
             else:
@@ -138,9 +141,11 @@ def begin_pass(w, beside, columns, kappa):
     start = 0
     while start < columns.size:
         stop = _end_of_run(columns, start)
-        low, high = np.uint64(columns[start]), np.uint64(columns[stop - 1] + 1)
+        low = np.uint64(columns[start])
+        high = np.uint64(columns[stop - 1] + 1)
         for j in range(w.shape[0]):
-            point, weights = w[j], beside[j]
+            point = w[j]
+            weights = beside[j]
             for column in range(low, high):
                 centre = point[column]
                 point[column] = weight_of(weights[column], centre, kappa[column], 1.0 / (1.0 + kappa[column]))
@@ -171,9 +176,10 @@ def add_line_products(w, previous, lanes, sums):
         for lane in lanes:
             value = slope = curve = 0.0
             for j in range(start, min(start + BLOCK, w.shape[0])):
-                own, moved = w[j, lane], w[j, lane] - previous[j, lane]
-                value += penalty(own)
-                slope += penalty_slope(own, 1.0) * moved
+                weight = w[j, lane]
+                moved = w[j, lane] - previous[j, lane]
+                value += penalty(weight)
+                slope += penalty_slope(weight, 1.0) * moved
                 curve += moved * moved
             sums[lane, 0] += value
             sums[lane, 1] += slope

@@ -57,7 +57,8 @@ def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float 
         figure, panels = _new_figure(columns=2)
         for axes, across, unit in zip(panels, ("passes", "elapsed"), ("passes", "seconds"), strict=True):
             for number, (name, records) in enumerate(histories.items()):
-                color, label = COLORS[number % len(COLORS)], f"{name}: " if name else ""
+                color = COLORS[number % len(COLORS)]
+                label = f"{name}: " if name else ""
                 estimates = [
                     (record[across], record["relative_gap_estimate"])
                     for record in records
@@ -89,11 +90,11 @@ def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> byt
         figure, axes = _new_figure()
         along, apart = (1, 0) if len({of.setting.l1 for of in scores}) > 1 else (0, 1)
         for number, value in enumerate(sorted({of.setting[apart] for of in scores})):
-            mine = [of for of in scores if of.setting[apart] == value]
+            of_value = [of for of in scores if of.setting[apart] == value]
             color = COLORS[number % len(COLORS)]
-            points = [(of.setting[along], score) for of in mine for score in of.folds]
+            points = [(of.setting[along], score) for of in of_value for score in of.folds]
             axes.plot(*_points(points), ".", color=color, alpha=0.5)
-            means = [(of.setting[along], of.mean) for of in mine]
+            means = [(of.setting[along], of.mean) for of in of_value]
             axes.plot(*_points(means), color=color, label=f"mean, C = {value:g}" if along else "mean")
         axes.plot(best.setting[along], best.mean, "o", color=COLORS[1], label=f"best, {best.setting}")
         axes.set_xscale("log")

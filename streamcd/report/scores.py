@@ -54,7 +54,8 @@ def best_of(search: Mapping[str, Any]) -> Scores:
 
 def best_text(search: Mapping[str, Any]) -> str:
     """Name the best C and λ of a search, and which of them are the smallest or the largest tried."""
-    best, ends = best_of(search).setting, []
+    best = best_of(search).setting
+    ends = []
     for name, value, *tried in zip(
         best._fields, best, *(of.setting for of in scores_of(search)), strict=True
     ):

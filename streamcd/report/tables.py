@@ -61,7 +61,8 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
     if info["classes"] is not None:
         pairs = zip(info["classes"], info["class_counts"], strict=True)
         classes = listed([f"{label} ({count:,})" for label, count in pairs])
-    labels, targets = ("classes", classes), info["targets"]
+    labels = ("classes", classes)
+    targets = info["targets"]
     if targets is not None:
         labels = ("targets", f"{targets['min']:.6g} to {targets['max']:.6g}")
     numbered = f"indices from {info['index_base']} on"
@@ -96,7 +97,8 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
 
 def _source_columns(info: Facts) -> list[Table]:
     """Show how each column of a table was used, one of features before the others; none of what was no table."""
-    facts, rows = info.get("table") or [], []
+    facts = info.get("table") or []
+    rows = []
     for fact in facts[:50]:
         use = f"{fact['use']} ({fact['note']})" if fact["note"] else fact["use"]
         numbers = [fact[name] for name in ("features", "missing")] if fact["features"] else []
@@ -110,7 +112,8 @@ def _source_columns(info: Facts) -> list[Table]:
 def _scaling_rows(info: Facts) -> list[tuple[str, str]]:
     given = [f"--{name} {info[name]}" for name in ("scale", "normalize") if info[name] != "none"]
     rows = [("scaling", ", ".join(given))]
-    rms, norms = info["feature_rms"], info["row_norms"]
+    rms = info["feature_rms"]
+    norms = info["row_norms"]
     if rms is not None:
         name = repr if info["feature_names"] else str
         ends = [f"{rms[end]:.3g} ({name(rms[f'of_{end}'])})" for end in ("min", "max")]
@@ -141,10 +144,10 @@ def column_tables(path: str, info: Facts) -> list[Table]:
 def bias_text(bias: float | str, because: str = "", *, advises: bool = False) -> str:
     """Format a bias, or what stands for one that is not chosen yet, with the reason, and how to have another, if it may."""
     text = bias if isinstance(bias, str) else "none" if bias < 0 else f"{bias:g}"
-    told = f"{text}: {because}" if because else text
+    line = f"{text}: {because}" if because else text
     if not advises or because == "as asked":
-        return told
-    return f"{told}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
+        return line
+    return f"{line}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -153,7 +156,9 @@ def bias_text(bias: float | str, because: str = "", *, advises: bool = False) ->
 
 def result_tables(result: Facts) -> list[Table]:
     """Show the result of a training or of a search over C."""
-    lanes, several, reason = result["lanes"], result["n_lanes"] > 1, result["stop_reason"]
+    lanes = result["lanes"]
+    several = result["n_lanes"] > 1
+    reason = result["stop_reason"]
     measure, wanted = ("gap", result["tol"]) if result["eps"] is None else ("violation", result["eps"])
     ending = f"largest {measure} of {result['n_lanes']} problems" if several else measure
     ending = f"{'yes' if result['converged'] else 'no'}: {ending} {_no_nan('.2g')(result[measure])}, wanted {wanted:g}"
@@ -176,15 +181,18 @@ def result_tables(result: Facts) -> list[Table]:
     title = f"run {result['run']}: {result['n_rows']:,} rows, {result['n_features']:,} features"
     tables = [Table(title, rows)]
     if result.get("scores"):
-        table, folds = score_table(result), result["folds"]
+        table = score_table(result)
+        folds = result["folds"]
         took = f"{folds['passes']:,} passes, {format_seconds(folds['seconds'])}"
         tables.append(table._replace(title=f"{table.title}; the folds: {took}"))
     elif len(settings) > 1:
         models = []
         for C, l1 in settings:
-            mine = [lane for lane in lanes if (lane["C"], lane["l1"]) == (C, l1)]
-            of_all = {name: sum(lane[name] for lane in mine) for name in ("n_nonzero", "primal_objective")}
-            worst = {name: max(lane[name] for lane in mine) for name in ("gap", "passes")}
+            of_model = [lane for lane in lanes if (lane["C"], lane["l1"]) == (C, l1)]
+            of_all = {
+                name: sum(lane[name] for lane in of_model) for name in ("n_nonzero", "primal_objective")
+            }
+            worst = {name: max(lane[name] for lane in of_model) for name in ("gap", "passes")}
             models.append({"C": C, "l1": l1, **of_all, **worst})
         tables.append(_models_table(models))
     return tables
@@ -214,11 +222,14 @@ def _models_table(models: Sequence[Facts]) -> Table:
 
 def score_table(search: Facts) -> Table:
     """Show the scores of a search: for each C and λ the means, and the score of every fold unless they are many."""
-    scores, scored_by = scores_of(search), search["scored_by"]
-    settings, n_folds = [of.setting._asdict() for of in scores], len(scores[0].folds)
+    scores = scores_of(search)
+    scored_by = search["scored_by"]
+    settings = [of.setting._asdict() for of in scores]
+    n_folds = len(scores[0].folds)
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
     beside = [name for name in CRITERIA if name in scores[0].figures]
-    chosen, rows = ["C", "l1"] if any(of["l1"] for of in settings) else ["C"], []
+    chosen = ["C", "l1"] if any(of["l1"] for of in settings) else ["C"]
+    rows = []
     for of, setting in zip(scores, settings, strict=True):
         cells = [f"{setting[name]:g}" for name in chosen]
         for name in (scored_by, *beside):
@@ -242,7 +253,8 @@ def run_table(title: str, run: Facts) -> Table:
     if run["lanes"] > 1:
         lanes += " (of classes, values of C or λ, or folds)"
     lanes += f", {run['open_lanes']:,} not finished" if run["open_lanes"] else ""
-    parts, spent = run["parts"] or {"": run}, list[tuple[str, str]]()
+    parts = run["parts"] or {"": run}
+    spent = list[tuple[str, str]]()
     for part, of in parts.items():
         names = (f"time of {part}", f"read by {part}") if part else ("time", "read")
         spent += zip(names, (format_seconds(of["seconds"]), format_size(of["bytes_read"])), strict=True)
@@ -283,7 +295,8 @@ def description_tables(path: str, facts: Facts) -> list[Table]:
     elif facts["kind"] == "model":
         rows = [*model_table(title, facts).rows]
     else:
-        rows, model = [*run_table(title, facts).rows], facts["model"]
+        rows = [*run_table(title, facts).rows]
+        model = facts["model"]
         if model:
             rows += _weight_rows(model)
     tables = [Table(title, [*rows, ("next", facts["next"])])]
@@ -376,11 +389,9 @@ _QUALITY = {
 
 def evaluation_tables(title: str, result: Facts) -> list[Table]:
     """Show the quality of a model's predictions."""
-    rows, labels, weighted = (
-        [("rows", f"{result['n_rows']:,}")],
-        result.get("labels", []),
-        "weighted" in result,
-    )
+    rows = [("rows", f"{result['n_rows']:,}")]
+    labels = result.get("labels", [])
+    weighted = "weighted" in result
     if weighted:
         total = f"{result['sum_of_weights']:,.10g}"
         text = f"{total} in sum, by which rows count in all figures below; --unweighted counts them alike"
@@ -393,7 +404,8 @@ def evaluation_tables(title: str, result: Facts) -> list[Table]:
             rows.append((name, f"{result[key]:{form}}{error}"))
     tables = [Table(title, rows)]
     if 1 < len(labels) <= 30:
-        shares, cells = ("precision", "recall", "f1"), []
+        shares = ("precision", "recall", "f1")
+        cells = []
         for of in result["per_class"]:
             cells.append(
                 [str(of["label"]), f"{of['n_rows']:,}", *[f"{of.get('sum_of_weights', 0):,.6g}"] * weighted]

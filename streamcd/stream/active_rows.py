@@ -31,7 +31,8 @@ class ActiveRows:
     """Copies of the active rows of chunks, in a file in `folder`; `arena` is one of the stream's."""
 
     def __init__(self, dataset: Dataset, arena: RowArena, folder: Path) -> None:
-        self._dataset, self._folder = dataset, folder
+        self._dataset = dataset
+        self._folder = folder
         self._file: IO[bytes] | None = None
         self._n_rows = np.diff(dataset.row_start)
         self._copied = ({"target": "f8"} if dataset.has_targets else {}) | _COPIED
@@ -79,13 +80,15 @@ class ActiveRows:
             rows = np.flatnonzero(arena.active[start:stop, columns].any(axis=1))
             indptr = np.ascontiguousarray(arena.indptr[start : stop + 1])
             counts = indptr[rows + 1] - indptr[rows]
-            n_entries, copy = int(counts.sum()), self._copies[chunk]
+            n_entries = int(counts.sum())
+            copy = self._copies[chunk]
             n_bytes = rows.size * self._row.itemsize + n_entries * self._dataset.entry_bytes
             now = self._dataset.chunk_bytes(chunk) if copy["offset"] < 0 else copy["n_bytes"]
             if n_bytes > _WORTH * now:
                 continue
             records = np.zeros(rows.size, self._row)
-            records["row"], records["n_entries"] = rows, counts
+            records["row"] = rows
+            records["n_entries"] = counts
             for name in self._copied:
                 records[name] = getattr(arena, name)[start + rows]
             feature, value = (np.empty(n_entries, array.dtype) for array in (arena.feature, arena.value))
@@ -98,7 +101,8 @@ class ActiveRows:
     def load(self, arena: RowArena, chunk: int, row_start: int, entry_start: int) -> int:
         """Copy a chunk's rows to an arena; returns the bytes read."""
         _, n_bytes, n_rows, n_entries = self._copies[chunk].tolist()
-        records, entries = np.empty(n_rows, self._row), slice(entry_start, entry_start + n_entries)
+        records = np.empty(n_rows, self._row)
+        entries = slice(entry_start, entry_start + n_entries)
         assert self._file is not None
         into = [records.view(np.uint8).data, arena.feature[entries].data, arena.value[entries].data]
         if os.preadv(self._file.fileno(), into, self._copies["offset"][chunk]) < n_bytes:
@@ -120,7 +124,8 @@ class ActiveRows:
     def _write(self, arrays: list[np.ndarray], offset: int, n_bytes: int) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        disk, end = os.fstatvfs(self._file.fileno()), offset + n_bytes
+        disk = os.fstatvfs(self._file.fileno())
+        end = offset + n_bytes
         # never more than half of the space: checkpoints need some too
         is_full = end > self.disk_bytes and end > disk.f_bavail * disk.f_frsize
         pieces = [array.view(np.uint8).data for array in arrays]

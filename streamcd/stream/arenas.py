@@ -48,7 +48,8 @@ class RowArena:
         # empty where rows have classes
         self.target = rows["target"][:n_rows] if "target" in (record.names or ()) else self.weight[:0]
         if "alpha" in (record.names or ()):
-            self.alpha, self.active = rows["alpha"][:n_rows], rows["active"][:n_rows]
+            self.alpha = rows["alpha"][:n_rows]
+            self.active = rows["active"][:n_rows]
         else:
             self.alpha = aligned_zeros(n_rows * widths[0], np.dtype(np.float64)).reshape(n_rows, widths[0])
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
@@ -159,14 +160,17 @@ class RowLayout:
 
     def new_arena(self, table: Any, n_items: int, n_entries: int) -> Any:
         """Allocate an arena for rows."""
-        dtypes, widths = (table.index_dtype, table.value_dtype), (self.alpha_width, self.n_flags)
+        dtypes = (table.index_dtype, table.value_dtype)
+        widths = (self.alpha_width, self.n_flags)
         return RowArena(self.record, widths, dtypes, n_items, n_entries)
 
     def decoder(self, table: Dataset, seed: int, n_folds: int) -> Decoder:
         """Make a decoder of entries by row, classes, weights and folds; its kernels are loaded."""
-        centre, arena = table.centre if self.centred else None, self.new_arena(table, 2, 0)
+        centre = table.centre if self.centred else None
+        arena = self.new_arena(table, 2, 0)
         rank = table.feature_rank if self.ranked else SOURCE_ORDER
-        counts, values = np.zeros(0, table.index_dtype), np.zeros(0, table.value_dtype)
+        counts = np.zeros(0, table.index_dtype)
+        values = np.zeros(0, table.value_dtype)
         _place_rows(table, centre, rank, arena, (0, 0), [np.zeros(0), counts, np.zeros(0)], counts, values)
         return partial(_decode_rows, table, seed, n_folds, centre, rank)
 
@@ -218,18 +222,20 @@ def _place_rows(
     """
     for array in (*rows, feature):
         array.flags.writeable = False  # as Arrow's are: the kernel is compiled for these alone
-    label, n_entries, weight = rows[0], rows[1], rows[2] if dataset.weighted else rows[0][:0]
+    label = rows[0]
+    n_entries = rows[1]
+    weight = rows[2] if dataset.weighted else rows[0][:0]
     classes = np.zeros(0) if dataset.classes is None else dataset.classes
     chunk = label, n_entries, weight, unsigned(feature)
-    places = arena.indptr, arena.code, arena.weight, arena.target, arena.feature
-    own = slice(starts[1], starts[1] + feature.size)
-    answer = int(place_rows(chunk, classes, rank, (*starts, own.stop), places))
+    targets = arena.indptr, arena.code, arena.weight, arena.target, arena.feature
+    span = slice(starts[1], starts[1] + feature.size)
+    answer = int(place_rows(chunk, classes, rank, (*starts, span.stop), targets))
     if centre is None:
-        arena.value[own] = value
+        arena.value[span] = value
         return answer, 0
     arena.target[starts[0] : starts[0] + label.size] -= centre.target
     shifts = centre.table[np.minimum(feature, centre.table.size - 1)]
-    np.subtract(value, shifts, out=arena.value[own])
+    np.subtract(value, shifts, out=arena.value[span])
     return answer, int(np.count_nonzero(shifts))
 
 

@@ -82,7 +82,8 @@ def make_plan(dataset: Dataset, budget: int, memory: SolverMemory, refusal: str 
     held_entries = held_items = 0
     if memory.held_bytes:
         more = int(_HELD_SHARE * left / (table.entry_bytes + items_per_entry * memory.held_bytes))
-        held_entries, held_items = unit + more, 1 + int(more * items_per_entry)
+        held_entries = unit + more
+        held_items = 1 + int(more * items_per_entry)
         left = int((1.0 - _HELD_SHARE) * left)
     more = int(left / (each_entry + items_per_entry * each_item))
     return Plan(

@@ -46,9 +46,9 @@ class Identity:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
-    def check(self, found: str | bytes | None, path: Path) -> None:
+    def check(self, name: str | bytes | None, path: Path) -> None:
         """Refuse a file with the name or tag of another run, or without one."""
-        if found not in (self.name, self.tag):
+        if name not in (self.name, self.tag):
             raise CheckpointError(
                 f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
                 "with --force"
@@ -77,7 +77,8 @@ class SlotStore:
         row_bytes: int,
         identity: Identity | None = None,
     ) -> None:
-        self.folder, self._shard = folder, chunk_shard
+        self.folder = folder
+        self._shard = chunk_shard
         self.slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
         self._offset = _N_SLOTS * (np.cumsum(self.slot_bytes) - self.slot_bytes)
@@ -121,9 +122,9 @@ class SlotStore:
         body = [array.reshape(-1).view(np.uint8).data for array in whole]
         tag = self._read(chunk, slot, body)
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
-        found = self._read(chunk, 1 - slot, body) if tag is None else tag
-        if self.identity is not None and found not in (None, self.identity.tag):
-            self.identity.check(found, self._path(chunk))  # safety: identity::same_shape[dual-resident]
+        other = self._read(chunk, 1 - slot, body) if tag is None else tag
+        if self.identity is not None and other not in (None, self.identity.tag):
+            self.identity.check(other, self._path(chunk))  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
                 f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
@@ -140,7 +141,8 @@ class SlotStore:
 
     def _read(self, chunk: int, slot: int, body: Sequence[memoryview]) -> bytes | None:
         """Read a slot into buffers of its size; returns the tag of its run, None if it is not whole."""
-        size, header = int(self.slot_bytes[chunk]), bytearray(_HEADER_BYTES)
+        size = int(self.slot_bytes[chunk])
+        header = bytearray(_HEADER_BYTES)
         buffers = [memoryview(header), *body]
         assert sum(map(len, buffers)) == size
         try:
@@ -225,8 +227,8 @@ class MemorySlots(SlotStore):
 
     def load(self, chunk: int, arrays: Sequence[np.ndarray]) -> bool:
         """Copy a chunk's latest state into `arrays`; returns False if it was never saved."""
-        for array, kept in zip(arrays, self._kept.get(chunk, ()), strict=False):
-            array[:] = kept
+        for array, saved in zip(arrays, self._kept.get(chunk, ()), strict=False):
+            array[:] = saved
         return chunk in self._kept
 
     def save(self, chunk: int, arrays: Sequence[np.ndarray]) -> None:

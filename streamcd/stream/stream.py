@@ -59,7 +59,8 @@ class Stream:
     ) -> None:
         if dataset.classes is None and not dataset.has_targets:
             raise UsageError(f"{dataset.path}: the labels take too many values to be classes")
-        self.plan, self.seed = plan, seed
+        self.plan = plan
+        self.seed = seed
         self.table: ChunkedTable = layout.open(dataset)
         self._units = np.arange(self.table.unit_start.size - 1)
         self._first = self._units[:0]  # of the first read
@@ -159,13 +160,15 @@ class Stream:
 
         Returns their chunks, ascending, and the chunks that lost their place in the resident arena.
         """
-        chunks, lost = np.flatnonzero(np.isin(self.table.chunk_part, shards)), self._units[:0]
+        chunks = np.flatnonzero(np.isin(self.table.chunk_part, shards))
+        lost = self._units[:0]
         if not np.array_equal(chunks, self._units):
             self._drop()
             if self.plan.resident:
                 lost = self._slots.hold(shards)
                 self._seen[lost] = False
-            self._units, self._cut = chunks, (-1, [])
+            self._units = chunks
+            self._cut = (-1, [])
         return chunks, lost
 
     def resident_start(self, chunk: int) -> int:
@@ -201,19 +204,25 @@ class Stream:
     def _request(self, read: int, number: int) -> Loading:
         """Lay out a window in an arena, and begin to load it."""
         windows = self._windows(read)
-        chunks, arena = windows[number], self._arenas[self._turn % len(self._arenas)]
+        chunks = windows[number]
+        arena = self._arenas[self._turn % len(self._arenas)]
         self._turn += 1
-        items, entries = self._n_items[chunks], self._n_entries[chunks]
+        items = self._n_items[chunks]
+        entries = self._n_entries[chunks]
         if self._active is not None:
             entries = np.where(self._copied[chunks], self._active.n_entries[chunks], entries)
-        starts, entry_starts = np.cumsum(items) - items, np.cumsum(entries) - entries
-        sweep, is_there = None, self.plan.resident and bool(self._seen[chunks].all())
+        starts = np.cumsum(items) - items
+        entry_starts = np.cumsum(entries) - entries
+        sweep = None
+        is_there = self.plan.resident and bool(self._seen[chunks].all())
         if chunks.size and self._is_long[chunks[0]]:
             assert isinstance(self.table, Columns)
-            arena.feature[0], arena.indptr[:2] = self.table.first_feature[chunks[0]], 0
+            arena.feature[0] = self.table.first_feature[chunks[0]]
+            arena.indptr[:2] = 0
             sweep = functools.partial(self._sweep, arena, chunks)
         elif self.plan.resident:
-            starts, entry_starts = self._slots.item_start[chunks], self._slots.entry_start[chunks]
+            starts = self._slots.item_start[chunks]
+            entry_starts = self._slots.entry_start[chunks]
         n_entries = int(entries.sum())
         window = Window(read, number, len(windows), chunks, arena, starts, starts + items, n_entries, sweep)
         if sweep is not None or is_there:
@@ -242,13 +251,15 @@ class Stream:
 
     def _sweep(self, arena: Any, chunks: np.ndarray) -> Iterator[int]:
         """Implement `Window.sweep`; each segment is loaded after the window being read ahead into the other arena."""
-        entries, start = self._n_entries[chunks], 0
+        entries = self._n_entries[chunks]
+        start = 0
         while start < chunks.size:
             stop = start + int(np.searchsorted(np.cumsum(entries[start:]), arena.row.size, side="right"))
-            own, hint = chunks[start:stop], chunks[stop : 2 * stop - start]
+            group = chunks[start:stop]
+            hint = chunks[stop : 2 * stop - start]
             ends = np.cumsum(entries[start:stop])
-            places = own, np.zeros_like(own), ends - entries[start:stop]
-            self.bytes_read += self._thread.submit(self._load, arena, *places, hint).result()
+            offsets = group, np.zeros_like(group), ends - entries[start:stop]
+            self.bytes_read += self._thread.submit(self._load, arena, *offsets, hint).result()
             yield int(ends[-1])
             start = stop
 
@@ -262,7 +273,9 @@ class Stream:
         started = time.monotonic()
         if self.plan.resident:
             missing = ~self._seen[chunks]
-            chunks, items, entries = chunks[missing], items[missing], entries[missing]
+            chunks = chunks[missing]
+            items = items[missing]
+            entries = entries[missing]
             hint = hint[~self._seen[hint]]
         # else they were announced with the window before
         for some in (hint,) if np.array_equal(chunks, self._hinted) else (chunks, hint):
@@ -314,7 +327,8 @@ def chunk_order(table: ChunkedTable, units: np.ndarray, seed: int, read: int) ->
 def cut_windows(table: ChunkedTable, order: np.ndarray, plan: Plan) -> list[np.ndarray]:
     """Cut an order of units into windows that the plan's arenas can hold; returns the chunks of each."""
     starts = table.unit_start
-    first, last = starts[order], starts[order + 1]
+    first = starts[order]
+    last = starts[order + 1]
     entry_sum = np.cumsum(table.entry_start[last] - table.entry_start[first])
     item_sum = np.cumsum(table.item_start[last] - table.item_start[first])
     windows = []
@@ -349,10 +363,12 @@ class ShardSlots:
     """
 
     def __init__(self, table: ChunkedTable, n_slots: int) -> None:
-        self._first, self._starts = table.shard_start, (table.item_start, table.entry_start)
+        self._first = table.shard_start
+        self._starts = (table.item_start, table.entry_start)
         self._in_slot = np.arange(table.n_shards)  # -1: empty
         self.item_start, self.entry_start = (start[:-1] for start in self._starts)
-        self.n_items, self.n_entries = table.n_items, table.n_entries
+        self.n_items = table.n_items
+        self.n_entries = table.n_entries
         if n_slots < table.n_shards:
             self._in_slot = np.full(n_slots, -1)
             self.item_start, self.entry_start = self.item_start.copy(), self.entry_start.copy()
@@ -367,8 +383,8 @@ class ShardSlots:
         for slot, shard in zip(free.tolist(), arriving.tolist(), strict=True):
             chunks = slice(self._first[shard], self._first[shard + 1])
             placed = zip(self._starts, (self.item_start, self.entry_start), self._sizes, strict=True)
-            for start, place, size in placed:
-                place[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
+            for start, offset, size in placed:
+                offset[chunks] = start[:-1][chunks] - start[chunks.start] + slot * size
         self._in_slot[free] = arriving
         lost = [np.arange(*self._first[shard : shard + 2]) for shard in leaving.tolist() if shard >= 0]
         return np.concatenate([np.zeros(0, np.int64), *lost])

@@ -66,13 +66,11 @@ class Run:
         if locked and self._lock is None:  # safety: resume::run_in_use
             raise LockError(f"{path}: another process is using this run; wait for it to end or stop it")
         self._log_bytes = self._log_crc = 0
-        self._unsynced_log = set[Path]()
+        self._unsynced = set[Path]()
         self._early_lines: list[bytes] | None = []  # of the log, before there is a state; then None
-        first = {path / "state.npz.partial": self.state_path, path / "log.jsonl.partial": self.log_path}
-        if any(file.exists() for file in first.values()):
-            for partial, file in first.items():
-                if partial.exists() and not file.exists():  # of a process that ended between the two
-                    os.replace(partial, file)
+        early_log = path / "log.jsonl.partial"
+        if self.state_path.exists() and not self.log_path.exists() and early_log.exists():
+            os.replace(early_log, self.log_path)  # by a process that was killed between the two
         for name in _PARTIAL:  # of a process that was killed
             (path / name).unlink(missing_ok=True)
 
@@ -89,25 +87,24 @@ class Run:
     def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
-        The first lines of the log get their name with the first state: without a state there is no log (`read_state`).
+        The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
         """
-        first_lines = b"".join(self._early_lines or ())
-        files = [*files, *self._unsynced_log]  # safety: durability::power_cut[train]
         if not self.state_path.exists():
-            # the name of the slots' folder, and those of partial files: of two, one may get its name without the other
-            files = [*files, self.path]  # safety: durability::power_cut[train]
-        paths = [self.state_path, *[self.log_path] * bool(first_lines)]
-        with replacing(*paths, before=files, described=False) as (partial, *log_partial):
-            for path in log_partial:
-                path.write_bytes(first_lines)
-                self._log_bytes = len(first_lines)
-                self._log_crc = zlib.crc32(first_lines)
+            # for the names of the slots' folder and of the early log
+            self._unsynced.add(self.path)  # safety: durability::power_cut[train]
+        paths = [self.state_path, *[self.log_path] * bool(self._early_lines)]
+        files = [*files, *self._unsynced]  # safety: durability::power_cut[train streamed]
+        with replacing(*paths, before=files) as (partial, *early_log):
+            for path in early_log:
+                lines = b"".join(self._early_lines or ())
+                path.write_bytes(lines)
+                self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
             with open(partial, "wb") as file:
                 _write_archive(file, {**arrays, **log, "identity": identity})
         self._early_lines = None
-        self._unsynced_log.clear()
+        self._unsynced.clear()
 
     def read_state(self, room: int) -> dict[str, np.ndarray] | None:
         """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
