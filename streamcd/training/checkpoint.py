@@ -134,7 +134,7 @@ class Run:
         else:
             with file_named(self.log_path), open(self.log_path, "ab") as file:
                 file.write(line)
-            self._unsynced_log |= {self.log_path} if self._log_bytes else {self.log_path, self.path}
+            self._unsynced |= {self.log_path} if self._log_bytes else {self.log_path, self.path}
             self._log_bytes += len(line)
             self._log_crc = zlib.crc32(line, self._log_crc)
 
