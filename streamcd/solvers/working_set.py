@@ -105,7 +105,7 @@ class WorkingSetSolver(Solver):
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
         """Count the scores of every row and lane, and the sums of every feature and lane.
 
-        A row has its score, that of moved weights, that summed up anew and a dual variable in every lane, and five numbers
+        A row has its score, that of moved weights, that summed up anew and a dual variable in every lane, and four numbers
         in lanes that are solved for at a time; a feature has its weight twice and its sum in every lane, and a norm. A held
         column has its start, feature and nearness, and in those lanes the vectors of a working set.
         """
@@ -113,13 +113,13 @@ class WorkingSetSolver(Solver):
         size = problem.n_features + 1
         narrow = min(NARROW + 1, size)
         matrices = 24 * (narrow + newton_kernels.BLOCK) * narrow * together
-        row_bytes = 32 * problem.n_lanes + 40 * together + 2 * constant_bytes(problem, dataset)
+        row_bytes = 32 * problem.n_lanes + 32 * together + 2 * constant_bytes(problem, dataset)
         return SolverMemory(
-            ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
+            ColumnLayout(item_bytes=64 + 128 * together, centred=problem.free_bias),
             size * (24 * problem.n_lanes + 8) + matrices + signed_costs_bytes(problem),
             dataset.n_rows * row_bytes,
             advice="give a larger --memory: this method keeps numbers of every row in memory",
-            held_bytes=72 + 104 * together,
+            held_bytes=72 + 120 * together,
         )
 
     @cached_property
