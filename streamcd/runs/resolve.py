@@ -153,6 +153,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         n_groups=groups.number,
         rule=rule,
         checkpoint_every=float(options.checkpoint_every),
+        seed=int(options.seed),
         versions=versions(),
         folds=folds,
         scoring=scoring,
