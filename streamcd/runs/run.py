@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
 from ..core.options import takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
@@ -182,6 +182,7 @@ def _begin(
     max_seconds = None if options.max_seconds is None else float(options.max_seconds)
     session = Session(listener, stop_requested, options.threads, max_seconds)
     workers = _workers(options, fewest=2)
+    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
         from .search import with_folds  # with the kernels of scoring
 
@@ -382,6 +383,7 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
+    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()
