@@ -23,7 +23,7 @@ from ..kernels.rounds import APART, LINEAR, MAGNITUDE, QUADRATIC
 from ..solvers.protocol import CERTIFY, START, TRAIN
 from ..stream.arenas import RowLayout
 from ..training.checkpoint import Run
-from ..training.loop import Session, Task, TrainingLoop
+from ..training.loop import TrainingLoop
 from .block_steps import (
     lane_columns,
     lane_products,
@@ -51,30 +51,26 @@ class RoundLoop(TrainingLoop):
     n_passes = 1
     """Reads of a worker in a round that trains."""
 
-    def __init__(
-        self, directory: Run, task: Task, session: Session, spec: WorkerSpec, worker_timeout: float
-    ) -> None:
-        super().__init__(directory, task, session)
-        self.client = session.client
+    def __init__(self, *loop: Any, spec: WorkerSpec, worker_timeout: float) -> None:
+        super().__init__(*loop)
+        self.client = self.session.client
         self.spec = spec
         self.worker_timeout = worker_timeout
-        self.solver: Any = task.solver  # a `RowSolver`, or `NewtonSolver`
         self.engine: Any = None  # a `DaskEngine`, or a simulation of one
         self.bytes_read = 0
         self.committed = _new_name()
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task = self.task
-        layout = self.task.solver.layout
+        layout = self.solver.layout
         assert isinstance(layout, RowLayout)
-        home = HomeRows(self.slots, task.dataset, layout)
+        home = HomeRows(self.slots, self.dataset, layout)
         if make := getattr(self.client, "make_engine", None):  # of a client that is not dask's
             self.engine = make(self.spec, home)
         else:
             from .dask_engine import DaskEngine
 
-            given = self.spec, task.dataset, home, self.listener, self.worker_timeout, task.run
+            given = self.spec, self.dataset, home, self.listener, self.worker_timeout, self.directory.name
             self.engine = DaskEngine(self.client, *given)
         while self._has_open_lanes():
             self._stop_if_requested()
@@ -106,7 +102,8 @@ class RoundLoop(TrainingLoop):
                 if attempts >= _MAX_ATTEMPTS:
                     raise EnvironmentFailure(
                         f"round {self.round + 1} was lost {attempts} times in a row, the last time because {loss}; "
-                        f"look at the workers' logs (memory?), then 'streamcd resume {self.task.run} --scheduler ADDRESS'"
+                        "look at the workers' logs (memory?), then "
+                        f"'streamcd resume {self.directory.name} --scheduler ADDRESS'"
                     ) from None
                 self.listener.warning(f"round {self.round + 1} is repeated from the last commit: {loss}")
         stepped = time.monotonic()
@@ -172,7 +169,7 @@ class RoundLoop(TrainingLoop):
         return f" --scheduler ADDRESS' (or --workers N) goes on from round {self.round}"
 
     def _progress(self, request: RoundRequest) -> Callable[[int], None]:
-        total = self.task.dataset.n_entries * request.n_passes
+        total = self.dataset.n_entries * request.n_passes
         training = request.lanes_in(TRAIN).size > 0
         phase = f"{'round' if training else 'certify in round'} {self.round + 1}"
         done = 0
@@ -207,9 +204,9 @@ class DualRounds(RoundLoop):
     takes less time than the rest of a round, unless there are more features than rows: then rounds are nearly as many.
     """
 
-    def __init__(self, *loop: Any) -> None:
-        super().__init__(*loop)
-        data = self.task.dataset
+    def __init__(self, *loop: Any, **workers: Any) -> None:
+        super().__init__(*loop, **workers)
+        data = self.dataset
         self.n_passes = 3 if data.n_features < data.n_rows and data.n_entries < _QUICK_PASS else 1
 
     def _prepare(self) -> None:
@@ -222,8 +219,8 @@ class DualRounds(RoundLoop):
         Also returns the change of the rows' terms of the dual, and the number of times that workers were asked for slopes.
         """
         state = self.state
-        problem = self.task.problem
-        n_lanes = self.task.problem.n_lanes
+        problem = self.problem
+        n_lanes = self.problem.n_lanes
         trained = request.lanes_in(TRAIN)
         n_workers = len(result.seconds)
         if not trained.size:
@@ -265,7 +262,7 @@ class DualRounds(RoundLoop):
         (eta, dual_change, n_evaluations) = step
         sums = result.sums
         trained = request.lanes_in(TRAIN)
-        n_lanes = self.task.problem.n_lanes
+        n_lanes = self.problem.n_lanes
         n_vectors = state.w.shape[1]
         columns = lane_columns(self.solver.summing(state), n_lanes, n_vectors)
         self.solver.v(state)[:, columns] = sums["change"][:, columns]

@@ -209,7 +209,10 @@ class LinearModel(BaseEstimator):
         seed = 0
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        return {"seed": seed, "method": self.method, **self._options(dataset)}
+        return {"seed": seed, **self._problem_options(dataset)}
+
+    def _problem_options(self, dataset: Dataset) -> dict[str, Any]:
+        return {"method": self.method, **self._options(dataset)}
 
     def _train_in_memory(self, dataset: Dataset, listener: Listener) -> tuple[Result, Model]:
         from ..runs.options import TrainOptions
@@ -235,7 +238,7 @@ class LinearModel(BaseEstimator):
         from ..runs.run import resume, train
 
         options = self._options_of_run(dataset)
-        problem = ProblemOptions(**options)
+        problem = ProblemOptions(**self._problem_options(dataset))
         if not has_columns(dataset) and reads_columns(problem, dataset, parse_size(self.memory)):
             make_columns(dataset, memory=self.memory, listener=listener)
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "listener": listener}

@@ -21,9 +21,9 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
 from ..solvers.registry import solver_memory
-from ..stream.memory_plan import Plan, SolverMemory
+from ..stream.memory_plan import SolverMemory
 from ..training import checkpoint
-from ..training.stopping import StopRule
+from ..training.loop import LoopConfig
 from .options import MAX_FOLDS
 from .problem_options import ProblemOptions, check_positive
 
@@ -43,7 +43,7 @@ class SharedRounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(LoopConfig):
     """Content of ``config.json``: everything that determines a run's bits, resolved, and the memory plan.
 
     A search has the criterion `scoring`, and two runs in folders: one with the same folds, and one without any.
@@ -52,11 +52,7 @@ class RunConfig:
     dataset: str  # its path
     fingerprint: str
     options: ProblemOptions
-    memory: Positive  # of this process, or of a worker; bytes
-    plan: Plan
     n_groups: Positive
-    rule: StopRule
-    checkpoint_every: float  # seconds
     versions: dict[str, str]
     folds: int = 0  # of a cross-validation
     scoring: str | None = None
@@ -115,7 +111,7 @@ def is_begun(path: Path, config: RunConfig) -> bool:
     if not (path / "config.json").exists():
         return False
     begun = read_config(path)
-    names = "fingerprint", "options", "folds", "scoring"
+    names = "fingerprint", "options", "seed", "folds", "scoring"
     if any(getattr(begun, name) != getattr(config, name) for name in names):
         raise CheckpointError(
             f"{path} holds another run; name another directory, or give --force to replace it"

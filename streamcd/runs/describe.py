@@ -136,7 +136,8 @@ def describe_run(path: str | Path) -> dict[str, Any]:
             name: value
             for name, value in asdict(config.options).items()
             if name in ("loss", "method", "C", "bias") or value != usual[name]
-        },
+        }
+        | ({"seed": config.seed} if config.seed else {}),
         "bias_because": config.bias_because,
         "centred": config.centred,
         "memory": config.memory,

@@ -165,7 +165,7 @@ def _score_chunk(
     folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, data: ChunkData
 ) -> Iterator[tuple[_Fold, ScoredBlock]]:
     """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
-    number = folds.dataset.folds_of(data.source, folds.options.seed, folds.problem.n_folds)
+    number = folds.dataset.folds_of(data.source, folds.config.seed, folds.problem.n_folds)
     for first in range(0, data.label.size, block_rows):
         for fold in by_fold:
             row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)

@@ -78,6 +78,7 @@ class SessionOptions(ListenerOptions, Checked):
 class TrainOptions(ProblemOptions, SessionOptions):
     """Options of `run.train`."""
 
+    seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
     tol: float | None = option(
         None,
         "Stop at this relative duality gap, (primal - dual) / max(|primal|, 1e-9 P(0)), P(0) being the objective with all "

@@ -263,7 +263,6 @@ class ProblemOptions(_LossParameters, Checked):
     l2: float | None = option(
         None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
     )
-    seed: int = option(0, "Seed of the random order of visits.", section=Section.METHOD)
 
     def __post_init__(self) -> None:
         from ..solvers.acceleration import MOST_KAPPA  # with kernels, which declarations do without
@@ -287,7 +286,6 @@ class ProblemOptions(_LossParameters, Checked):
             unpenalized_bias=bool(self.unpenalized_bias),
             class_weight=_pairs(self.class_weight),
             code=None if self.code is None else _rows(self.code),
-            seed=int(self.seed),
             acceleration="none" if kappa == 0.0 else kappa,  # plain coordinate descent by either name
             omega=number_or_word(
                 "omega",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import BudgetError, UsageError
-from ..core.memory_budget import RUNNING_BYTES, format_size, require
+from ..core.memory_budget import RUNNING_BYTES, format_size
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import rows_are_long
@@ -71,7 +71,6 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         this process trains alone.
     """
     resources = Resources(int(options.memory), workers, options.plan)
-    require(resources.memory, {})  # for the start, which takes more than a training of few rows
     start = None if options.start_from is None else read_config(Path(options.start_from))
     folds = options.cv if isinstance(options, TuneOptions) else 0
     choices = []
@@ -154,6 +153,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         n_groups=groups.number,
         rule=rule,
         checkpoint_every=float(options.checkpoint_every),
+        seed=int(options.seed),
         versions=versions(),
         folds=folds,
         scoring=scoring,

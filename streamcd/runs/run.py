@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
 from ..core.options import takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
@@ -22,7 +22,7 @@ from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text
 from ..solvers.registry import find_solver, make_solver
 from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, Task, TrainingLoop
+from ..training.loop import Loop, Session, StopRequested, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
 from ..training.stopping import StopRule
 from .config import (
@@ -183,6 +183,7 @@ def _begin(
     max_seconds = None if options.max_seconds is None else float(options.max_seconds)
     session = Session(listener, stop_requested, options.threads, max_seconds)
     workers = _workers(options, fewest=2)
+    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
         from .search import with_folds  # with the kernels of scoring
 
@@ -340,56 +341,50 @@ def _make_loop(
     previous: WarmStart | None,
 ) -> TrainingLoop:
     """Make the loop of some lanes, by their indices among all."""
-    config, options, n_lanes = training.config, training.options, training.problem.n_lanes
+    config = training.config
+    options = training.options
     lanes = training.problem.subset(numbers)
-    several = f"problems {numbers.start + 1}-{numbers.stop} of {n_lanes}, "
-    task = Task(
-        dataset=training.dataset,
-        problem=lanes,
-        solver=make_solver(
-            lanes,
-            options.method,
-            training.dataset,
-            seed=options.seed,
-            omega=options.omega,
-            acceleration=options.acceleration,
-            plan=config.plan,
-        ),
+    if lanes.n_lanes < training.problem.n_lanes:
+        several = f"problems {numbers.start + 1}-{numbers.stop} of {training.problem.n_lanes}, "
+        session = replace(session, stage=session.stage + several)
+    solver = make_solver(
+        lanes,
+        options.method,
+        training.dataset,
+        seed=config.seed,
+        omega=options.omega,
+        acceleration=options.acceleration,
         plan=config.plan,
-        memory=config.memory,
-        rule=config.rule,
-        seed=options.seed,
-        checkpoint_every=config.checkpoint_every,
-        run=part.name,
-        name=session.stage + (several if len(numbers) < n_lanes else ""),
-        warm_start=None if previous is None else previous.subset(lanes, numbers),
     )
+    warm_start = None if previous is None else previous.subset(lanes, numbers)
+    loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:
-        return Loop(part, task, session)
+        return Loop(*loop)
     from ..cluster.loop import DualRounds, SumRounds  # only where there are workers
     from ..cluster.memory import WORKER_BYTES
     from ..cluster.rounds import WorkerSpec
 
     assert isinstance(part, checkpoint.Run)
     spec = WorkerSpec(
-        dataset=str(training.dataset.path.resolve()),
+        dataset=config.dataset,
         fingerprint=config.fingerprint,
         problem=lanes,
         method=options.method,
-        seed=options.seed,
+        seed=config.seed,
         memory=config.memory - WORKER_BYTES,
         identity=part.identity,
         acceleration=options.acceleration,
-        cache=training.dataset.cache,
+        cache=config.cache,
     )
     rounds = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
-    return rounds(part, task, session, spec, config.rounds.worker_timeout)
+    return rounds(*loop, spec=spec, worker_timeout=config.rounds.worker_timeout)
 
 
 def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -> tuple[Result, list[Model]]:
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
+    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, Interrupted, StreamcdError
+from ..core.files import Positive
 from ..core.memory_budget import make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
@@ -22,7 +23,7 @@ from ..dataset.feature_order import SOURCE_ORDER
 from ..kernels.compile import load_together
 from ..solvers.acceleration import TOLD, restores_rows_after
 from ..solvers.problem import Problem
-from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array, Solver
+from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array
 from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.stream import Stream
@@ -83,25 +84,19 @@ class _TimeIsUp(StreamcdError):
     """The time of a session is up; a checkpoint was saved."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """Specification of a training for a loop."""
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """What the loop follows of a run's configuration."""
 
-    dataset: Dataset
-    problem: Problem  # the lanes to train
-    solver: Solver
+    memory: Positive  # of this process, or of a worker; bytes
     plan: Plan  # not used on workers, which make their own
-    memory: int  # the budget, in bytes
     rule: StopRule
-    seed: int
     checkpoint_every: float  # seconds
-    run: str  # the run directory, for messages
-    name: str = ""  # prefix of the phase in progress; empty if there is one task only
-    warm_start: Any = None  # of the rows and lanes of another run, `runs.warm_start.WarmStart`
+    seed: int  # of the order of visits
 
 
 class TrainingLoop(ABC):
-    """One session of a task, from the last checkpoint in a directory to the end or an interruption.
+    """One session of a training, from the last checkpoint in a directory to the end or an interruption.
 
     A subclass carries out the reads. `directory` holds the state, the dual variables and the log.
     """
@@ -111,20 +106,34 @@ class TrainingLoop(ABC):
 
     arrays = ARRAYS
 
-    def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
+    def __init__(
+        self,
+        directory: AnyRun,
+        config: LoopConfig,
+        dataset: Dataset,
+        solver: Any,
+        session: Session,
+        warm_start: Any = None,
+    ) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.solver = solver  # a `Solver`
+        self.problem: Problem = solver.problem
+        self.warm_start = warm_start  # of the rows and lanes of another run, `runs.warm_start.WarmStart`
+        self.session = session
+        self.stage = session.stage
         self.directory = directory
-        self.task = task
         self.listener = session.listener
         self.stop_requested = session.stop_requested or (lambda: None)
         self.until = session.until
         self.started = time.monotonic()
         self.kernel_seconds = 0.0
-        layout = task.solver.layout
-        self.rank = task.dataset.feature_rank if layout.ranked else SOURCE_ORDER
-        self.state = task.solver.new_state(self.arrays)
+        layout = self.solver.layout
+        self.rank = self.dataset.feature_rank if layout.ranked else SOURCE_ORDER
+        self.state = self.solver.new_state(self.arrays)
         self.seconds_before = 0.0
         self.bytes_before = 0
-        self.slots = directory.open_slots(task.dataset, layout.state_bytes)
+        self.slots = directory.open_slots(self.dataset, layout.state_bytes)
 
     @np.errstate(all="ignore")  # numbers that are not finite are told after every read
     def run(self) -> Outcome:
@@ -132,7 +141,7 @@ class TrainingLoop(ABC):
         state = self.state
         ended = state.reason.copy()
         if self.state.window == 0:
-            reopen(self.state, self.task.rule)
+            reopen(self.state, self.config.rule)
         try:
             if self._has_open_lanes():
                 self._stop_if_requested()
@@ -167,15 +176,14 @@ class TrainingLoop(ABC):
     def _conclude_read(self, trained: np.ndarray, n_reads: int) -> None:
         """Decide what each lane does, from the totals of the read that ended, or of several, and move on to the next one."""
         state = self.state
-        task = self.task
         state.restore[:] = False
         update_lane_phases(
-            state, task.rule, task.solver, str(task.dataset.path), at_fixed_w=self.passes_are_local
+            state, self.config.rule, self.solver, str(self.dataset.path), at_fixed_w=self.passes_are_local
         )
-        task.solver.end_read(state, trained)
+        self.solver.end_read(state, trained)
         state.totals[:] = NO_ROWS
         state.position[:] = state.read + n_reads, 0
-        reopen(state, task.rule)
+        reopen(state, self.config.rule)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -192,12 +200,12 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        arrays = self.directory.read_state(self.state.most_bytes + self.task.dataset.n_chunks)
+        arrays = self.directory.read_state(self.state.most_bytes + self.dataset.n_chunks)
         if arrays is None:
             # until its first checkpoint, resuming a run begins anew
             self.slots.allocate()
-            if self.task.warm_start is not None:
-                self.task.warm_start.begin(self.state, self.task.solver, self.slots, self.rank)
+            if self.warm_start is not None:
+                self.warm_start.begin(self.state, self.solver, self.slots, self.rank)
             return
         try:
             self.slots.restore(arrays.pop("slots"))
@@ -229,7 +237,7 @@ class TrainingLoop(ABC):
         reached = f"{status.task}after pass {status.passes}"
         if not np.isnan(status.now):
             reached += f", {status.measure} about {status.now:.1e}, wanted {status.wanted:.1e}"
-        advice = f"{reached}; 'streamcd resume {self.task.run}{where}"
+        advice = f"{reached}; 'streamcd resume {self.directory.name}{where}"
         if signum is not None:
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")
@@ -241,13 +249,13 @@ class TrainingLoop(ABC):
     def _status(self) -> TrainingStatus:
         """Summarise the lanes."""
         lanes = self.state.lanes
-        rule = self.task.rule
+        rule = self.config.rule
         measured = lanes["seen_violation"]
         if rule.tol is not None:  # nan where there is no estimate yet
             measured = relative(lanes, "estimate", "estimated_primal")
         is_open = lanes["phase"] != DONE
         return TrainingStatus(
-            task=self.task.name,
+            task=self.stage,
             passes=int(lanes["passes"].max()),
             measure="violation" if rule.tol is None else "gap",
             now=float(measured[is_open].max()) if is_open.any() else math.nan,
@@ -260,12 +268,12 @@ class TrainingLoop(ABC):
             return
         status = self._status()
         gap = "" if np.isnan(status.now) else f"{status.measure} about {status.now:.1e}"
-        self.listener.progress(Progress(self.task.name + phase, done, total, "entries", gap, status))
+        self.listener.progress(Progress(self.stage + phase, done, total, "entries", gap, status))
 
     def _lane_figures(self) -> dict[str, Any]:
         """Summarise all lanes for a line of the log."""
         lanes = self.state.lanes
-        scale = self.task.problem.scale
+        scale = self.problem.scale
         names = {"objective_estimate": "estimated_primal", "gap_estimate": "estimate"}
         names |= {name: name for name in ("primal", "dual", "gap")}
         figures = {name: float(scale * lanes[array].sum()) for name, array in names.items()}
@@ -287,47 +295,48 @@ class TrainingLoop(ABC):
 class Loop(TrainingLoop):
     """Training in this process, window after window; see `TrainingLoop`."""
 
-    def __init__(self, directory: AnyRun, task: Task, session: Session) -> None:
-        self.planned = planned_bytes(task.plan, task.dataset, task.memory, task.solver.memory)
-        make_room(task.memory, self.planned)
-        super().__init__(directory, task, session)
-        self.threads = task.solver.threads = session.threads
-        task.solver.tol = task.rule.tol or 0.0
+    def __init__(
+        self, directory: AnyRun, config: LoopConfig, dataset: Dataset, solver: Any, *more: Any
+    ) -> None:
+        self.planned = planned_bytes(config.plan, dataset, config.memory, solver.memory)
+        make_room(config.memory, self.planned)
+        super().__init__(directory, config, dataset, solver, *more)
+        self.threads = solver.threads = self.session.threads
+        self.solver.tol = self.config.rule.tol or 0.0
         self.next_checkpoint = math.inf
         # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
-        self.present = np.zeros(task.dataset.n_chunks, dtype=bool)
+        self.present = np.zeros(self.dataset.n_chunks, dtype=bool)
         self.changed: dict[int, list[np.ndarray]] = {}
         self.stream: Stream | None = None
         self._restore_checkpoint()
 
     def _train(self) -> None:
-        task = self.task
-        layout = self.task.solver.layout
+        layout = self.solver.layout
         started = time.monotonic()
         none = np.zeros(0)
 
         def load() -> None:
-            task.solver.load_kernels(task.dataset, self.state)
-            task.problem.losses_at_zero(none.astype(np.int64), none, none)
+            self.solver.load_kernels(self.dataset, self.state)
+            self.problem.losses_at_zero(none.astype(np.int64), none, none)
 
         # a second training in a process has use for freed memory: to get it from the system anew takes milliseconds
         if load_together(load):
             return_heap()
         self.kernel_seconds = time.monotonic() - started
         n_bytes = (
-            task.dataset.n_rows * layout.state_bytes + task.solver.memory.weights + task.solver.memory.rows
+            self.dataset.n_rows * layout.state_bytes + self.solver.memory.weights + self.solver.memory.rows
         )
         first = max(_FIRST_CHECKPOINT, n_bytes / _CHECKPOINT_RATE)
-        self.next_checkpoint = time.monotonic() + min(task.checkpoint_every, first)
+        self.next_checkpoint = time.monotonic() + min(self.config.checkpoint_every, first)
         folder = self.directory.path if isinstance(self.directory, Run) else None
-        options: dict[str, Any] = {"n_folds": task.problem.n_folds, "folder": folder}
-        with Stream(task.dataset, task.plan, layout, task.seed, **options) as stream:
+        options: dict[str, Any] = {"n_folds": self.problem.n_folds, "folder": folder}
+        with Stream(self.dataset, self.config.plan, layout, self.config.seed, **options) as stream:
             self.stream = stream
             make_room(
-                task.memory, self.planned
+                self.config.memory, self.planned
             )  # the last kernels are loaded, and windows take no memory yet
-            if task.warm_start is not None and isinstance(layout, RowLayout):
-                stream.begin_with(task.warm_start.new_chunks)
+            if self.warm_start is not None and isinstance(layout, RowLayout):
+                stream.begin_with(self.warm_start.new_chunks)
             self.order = np.empty(stream.largest_window_items + 1, dtype=np.int64)
             while self._has_open_lanes():
                 self._read(stream)
@@ -339,7 +348,6 @@ class Loop(TrainingLoop):
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
         state = self.state
-        task = self.task
         n_windows = stream.n_windows(self.state.read)
         spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
         begun = time.monotonic()
@@ -347,16 +355,16 @@ class Loop(TrainingLoop):
         bytes_before = self._bytes_read()
         trained = state.lanes_in(TRAIN)
         # rows that shrink in this read are expected to stay out of the next
-        goes_on = (state.passes[trained] + 1 < task.rule.max_passes).any()
+        goes_on = (state.passes[trained] + 1 < self.config.rule.max_passes).any()
         rows_stay = bool(goes_on) and not restores_rows_after(state, trained)
         whole = state.lanes_in(START, CERTIFY).size > 0
         stream.begin_read(all_rows=whole, rows_return=bool(state.restore.any()))
         n_passes = int(trained.size > 0)
-        n_entries = task.dataset.n_entries
+        n_entries = self.dataset.n_entries
         phase = f"{'' if n_passes else 'certify after '}pass {int(state.passes.max()) + n_passes}"
         waiting = time.monotonic()
         # what a solver holds of the windows before, it gathers again in a resumed run
-        for window in stream.windows(state.read, 0 if task.solver.memory.held_bytes else state.window):
+        for window in stream.windows(state.read, 0 if self.solver.memory.held_bytes else state.window):
             spent["wait"] += time.monotonic() - waiting
             self._visit(window, spent)
             if window.number == state.window:
@@ -387,7 +395,7 @@ class Loop(TrainingLoop):
     def _visit(self, window: Window, spent: dict[str, float]) -> None:
         """Visit a window, with the dual variables of its rows; resident ones stay in the arena until a checkpoint."""
         state = self.state
-        solver = self.task.solver
+        solver = self.solver
         arena = window.arena
         started = time.monotonic()
         back = bool(state.restore.any())
@@ -398,18 +406,18 @@ class Loop(TrainingLoop):
             rows = [arena.alpha[start:stop], arena.active[start:stop]]
             if not self.present[chunk] and not self.slots.load(chunk, rows):
                 solver.new_rows(arena, start, stop)
-            self.present[chunk] = self.task.plan.resident
+            self.present[chunk] = self.config.plan.resident
             if back:
                 solver.restore_rows(state, arena, start, stop)
 
         self._by_threads([partial(load, *one) for one in chunks if back or not self.present[one[0]]])
         loaded = time.monotonic()
-        solver.visit(window, state, self.order, random_key(self.task.seed, window.read, window.number))
-        solver.add_at_zero(self.task.dataset, window, state)
+        solver.visit(window, state, self.order, random_key(self.config.seed, window.read, window.number))
+        solver.add_at_zero(self.dataset, window, state)
         visited = time.monotonic()
         for chunk, start, stop in chunks if training else ():
             self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]
-        if not self.task.plan.resident:
+        if not self.config.plan.resident:
             self._flush_rows()
         spent["train"] += visited - loaded
         spent["state"] += loaded - started + time.monotonic() - visited
@@ -420,14 +428,14 @@ class Loop(TrainingLoop):
 
     def _by_threads(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make a call for each of some chunks; for 10 kB each, two threads beside a reader took 1.25 times as long."""
-        dataset = self.task.dataset
-        row_bytes = self.task.solver.layout.state_bytes
+        dataset = self.dataset
+        row_bytes = self.solver.layout.state_bytes
         self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
 
     def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:
         """Copy the rows that are active in any lane that is not done, for the next reads."""
         started = time.monotonic()
-        columns = np.repeat(self.state.phase != DONE, self.task.problem.lane_vectors)
+        columns = np.repeat(self.state.phase != DONE, self.problem.lane_vectors)
         if refusal := stream.keep_active(window, columns):
             self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
         spent["state"] += time.monotonic() - started
@@ -445,7 +453,7 @@ class Loop(TrainingLoop):
     def _checkpoint(self) -> None:
         self._flush_rows()
         super()._checkpoint()
-        self.next_checkpoint = time.monotonic() + self.task.checkpoint_every
+        self.next_checkpoint = time.monotonic() + self.config.checkpoint_every
 
     def _bytes_read(self) -> int:
         of_dataset = self.stream.bytes_read if self.stream else 0
