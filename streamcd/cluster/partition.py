@@ -92,7 +92,7 @@ class SumPartition:
                 self.dataset, plan, self._layout, self.spec.seed, n_folds=folds, n_shards=room
             )
             self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
-        self._own, lost = self._stream.restrict(np.array(shards))
+        self._own, lost = self._stream.set_shards(np.array(shards))
         self._forget(lost)
         return self._stream
 
@@ -163,7 +163,8 @@ class Partition(SumPartition):
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)
-        self._width, self._n_lanes = self._solver.layout.alpha_width, self._problem.n_lanes
+        self._width = self._solver.layout.alpha_width
+        self._n_lanes = self._problem.n_lanes
         self._rows = chunk_slots(folder, self.dataset, self._layout.state_bytes, spec.identity)
         n_chunks = self.dataset.n_chunks
         self._round_of = [""] * n_chunks  # the attempt at a round that ended in the state of a chunk's rows
