@@ -77,7 +77,9 @@ class Matrix:
                 self.diagonal = self._rows.diagonal().astype(np.float64)
                 largest = float(np.abs(self._rows.data).max(initial=0))
             else:
-                self.probe, transposed, largest = np.empty(self.n), np.zeros(self.n), 0.0
+                self.probe = np.empty(self.n)
+                transposed = np.zeros(self.n)
+                largest = 0.0
                 self.diagonal = np.empty(self.n)
                 for rows, block in self._blocks():
                     self.probe[rows] = block @ x

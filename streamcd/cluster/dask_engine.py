@@ -90,7 +90,7 @@ class DaskEngine:
         held = self._held
         self._held = {}
         with self._losses():
-            self._lend(request, held)
+            self._send_rows(request, held)
             (copy,) = self._within(
                 self.timeout, self.client.scatter, [w], workers=[*self._shards][:1], hash=False
             )
@@ -138,7 +138,7 @@ class DaskEngine:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def _lend(self, request: RoundRequest, held: dict[str, set[int]]) -> None:
+    def _send_rows(self, request: RoundRequest, held: dict[str, set[int]]) -> None:
         """Send workers the dual variables of the shards that they do not have."""
         for name, shards in self._shards.items():
             for chunks in self.home.batches([shard for shard in shards if shard not in held.get(name, ())]):

@@ -92,7 +92,7 @@ class SumPartition:
                 self.dataset, plan, self._layout, self.spec.seed, n_folds=folds, n_shards=room
             )
             self._order = np.empty(self._stream.largest_window_items + 1, dtype=np.int64)
-        self._chunks, lost = self._stream.restrict(np.array(shards))
+        self._chunks, lost = self._stream.set_shards(np.array(shards))
         self._forget(lost)
         return self._stream
 

@@ -77,7 +77,8 @@ class _Input(io.RawIOBase):
             buffer = buffer[: self._limit - self.n_bytes]
         if self._head:
             size = min(len(buffer), len(self._head))
-            buffer[:size], self._head = self._head[:size], self._head[size:]
+            buffer[:size] = self._head[:size]
+            self._head = self._head[size:]
         else:
             size = (self._file.readinto(buffer) or 0) if self._has_input() else 0
         self.n_bytes += size

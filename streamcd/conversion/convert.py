@@ -22,7 +22,7 @@ from ..dataset.source_features import indices_of
 from ..models.encoding import encoding_of
 from .formats import Files, expand, open_source
 from .options import ConvertOptions
-from .pipeline import Conversion, Like, Plan
+from .pipeline import Conversion, Plan, Reference
 from .sources import BLOCK_BYTES, LEAST_DECODER_BYTES, Reading, Source, is_files, open_data, total_bytes
 
 _LEAST_BYTES = 16_000_000
@@ -115,7 +115,7 @@ def convert(sources: Any, dest: str | Path, given: ConvertOptions) -> Dataset:
     return made
 
 
-def load_like(path: Location) -> Like:
+def load_like(path: Location) -> Reference:
     """Read what is taken over of a dataset, run or model."""
     if isinstance(path, Path) and not path.exists():
         raise UsageError(f"--like {path} does not exist")
@@ -133,11 +133,11 @@ def load_like(path: Location) -> Like:
         encoding = model.encoding
         indices = model.source_indices
     names = tuple(model.class_names or ())
-    return Like(indices, model.n_features, model.classes, scaling, encoding, names, model.has_targets)
+    return Reference(indices, model.n_features, model.classes, scaling, encoding, names, model.has_targets)
 
 
 def make_plan(
-    options: ConvertOptions, like: Like | None, reads_urls: bool, held_bytes: int, numbers_strings: bool
+    options: ConvertOptions, like: Reference | None, reads_urls: bool, held_bytes: int, numbers_strings: bool
 ) -> Plan:
     """Divide the memory: each share is a fraction of what is left after the interpreter and the writer.
 
@@ -183,7 +183,7 @@ def make_plan(
     )
 
 
-def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
+def _reading(options: ConvertOptions, like: Reference | None, plan: Plan) -> Reading:
     widens = like is not None and like.indices.kept is not None
     index_base = None if options.index_base == "auto" else int(options.index_base)
     return Reading(
@@ -206,7 +206,7 @@ def _reading(options: ConvertOptions, like: Like | None, plan: Plan) -> Reading:
     )
 
 
-def _check(options: ConvertOptions, like: Like | None, source: Source) -> None:
+def _check(options: ConvertOptions, like: Reference | None, source: Source) -> None:
     """Refuse options that exclude each other, or are not for such a source."""
     given = {
         "--index-base": options.index_base != "auto",

@@ -247,7 +247,8 @@ class LabelCounts:
             self.merge(LabelCounts(dict(zip(distinct, count, strict=True))))
 
     def merge(self, other: LabelCounts) -> None:
-        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
+        self.least = min(self.least, other.least)
+        self.greatest = max(self.greatest, other.greatest)
         if self.counts is None or other.counts is None:
             self.counts = None
             return

@@ -72,7 +72,7 @@ _UNKNOWN_BITS = 10  # of keys, that make buckets where the size of the source is
 _EXPANSION = 4  # of compressed text, or columns
 
 
-class Like(NamedTuple):
+class Reference(NamedTuple):
     """Properties of the training side that a conversion takes over."""
 
     indices: SourceIndices
@@ -99,7 +99,7 @@ class Conversion:
     """One conversion to ``work / "dataset"``; `plan` is a worker's."""
 
     options: ConvertOptions
-    like: Like | None
+    like: Reference | None
     plan: Plan
     source: Source
     work: Path

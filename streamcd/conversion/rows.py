@@ -54,7 +54,8 @@ class Rows:
         stop = start + len(rows)
         lengths = self.indptr[rows + 1] - self.indptr[rows]
         out.indptr[start + 1 : stop + 1] = out.indptr[start] + np.cumsum(lengths)
-        out.source_row[start:stop], out.label[start:stop] = self.source_row[rows], self.label[rows]
+        out.source_row[start:stop] = self.source_row[rows]
+        out.label[start:stop] = self.label[rows]
         entries = slice(int(out.indptr[start]), int(out.indptr[stop]))
         for column, into in ((self.index, out.index), (self.value, out.value)):
             take_column(rows, self.indptr, column, into[entries])

@@ -378,8 +378,8 @@ def counted_tasks(source: Source, n_tasks: int, pool: Pool) -> list[Task]:
     for piece, count in zip(pieces, counted, strict=True):
         line = line if piece.start else 0
         tasks.append(Task(len(tasks), [piece], row, line, count.n_rows))
-        row = row + count.n_rows
-        line = line + count.n_lines
+        row += count.n_rows
+        line += count.n_lines
     return tasks
 
 

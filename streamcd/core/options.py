@@ -114,7 +114,8 @@ class _InPython(Listener):
     """A listener of a call from Python, which hears of keywords where messages have options of the command line."""
 
     def __init__(self, listener: Listener) -> None:
-        self.progress, self.close = listener.progress, listener.close  # type: ignore[method-assign]
+        self.progress = listener.progress  # type: ignore[method-assign]
+        self.close = listener.close  # type: ignore[method-assign]
         self._listener = listener
 
     def message(self, text: str) -> None:

@@ -83,7 +83,7 @@ def check_class_names(names: Sequence[str], classes: Sequence[float] | None) -> 
 
 
 def diagonal_view(n_rows: int, n_columns: int, diagonal: float, rest: float, dtype: type) -> np.ndarray:
-    """Make a matrix that holds `own` where ``column % n_rows == row``, and `rest` elsewhere.
+    """Make a matrix that holds `diagonal` where ``column % n_rows == row``, and `rest` elsewhere.
 
     A read-only view with the memory of one row and one column: all elements of a diagonal share one address.
     """

@@ -63,7 +63,8 @@ def dataset_workplace(dest: Path, *, force: bool) -> Iterator[Path]:
     What an interrupted call left there is removed first, and the directory at the end, unless the process is killed.
     Another user's or program's directory is refused, and a symbolic link.
     """
-    dest, work = dest.absolute(), work_directory(dest)
+    dest = dest.absolute()
+    work = work_directory(dest)
     try:
         with _locked(work):
             _remove_entries(work)

@@ -93,7 +93,8 @@ class Dataset(ChunkedTable):
         self.targets = None if targets is None else {end: float(targets[end]) for end in ("min", "max")}
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        self.row_start, self.unit_start = self.item_start, np.arange(self.n_chunks + 1)
+        self.row_start = self.item_start
+        self.unit_start = np.arange(self.n_chunks + 1)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
         self.index_base: int = manifest["index_base"]

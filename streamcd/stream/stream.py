@@ -64,7 +64,8 @@ class Stream:
         self.table: ChunkedTable = layout.open(dataset)
         self._units = np.arange(self.table.unit_start.size - 1)
         self._first = self._units[:0]  # of the first read
-        self._n_items, self._n_entries = np.diff(self.table.item_start), np.diff(self.table.entry_start)
+        self._n_items = np.diff(self.table.item_start)
+        self._n_entries = np.diff(self.table.entry_start)
         self._is_long = np.repeat(long_units(self.table, plan), np.diff(self.table.unit_start))
         n_bytes = self.table.bytes_on_disk()
         self._at_once = not n_bytes or (plan.resident and self.table.n_entries <= _FEW_ENTRIES)
@@ -96,7 +97,7 @@ class Stream:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self._hinted = np.zeros(0, dtype=np.int64)
         shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
-        self._cut: tuple[int, list[np.ndarray]] = -1, []  # the windows of a read
+        self._windows_of_read: tuple[int, list[np.ndarray]] = -1, []  # the windows of a read
         self._ahead: Loading | None = None
         self._turn = 0  # of the arenas, which windows take by turns
 
@@ -155,7 +156,7 @@ class Stream:
             return str(error)
         return ""
 
-    def restrict(self, shards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def set_shards(self, shards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read only these shards of rows from now on; call it between reads.
 
         Returns their chunks, ascending, and the chunks that lost their place in the resident arena.
@@ -168,7 +169,7 @@ class Stream:
                 lost = self._slots.hold(shards)
                 self._seen[lost] = False
             self._units = chunks
-            self._cut = (-1, [])
+            self._windows_of_read = (-1, [])
         return chunks, lost
 
     def resident_start(self, chunk: int) -> int:
@@ -191,15 +192,15 @@ class Stream:
 
     def _windows(self, read: int) -> list[np.ndarray]:
         """Return the chunks of each window of a read."""
-        if self._cut[0] != read:
+        if self._windows_of_read[0] != read:
             order = chunk_order(self.table, self._units, self.seed, read)
             first = order[np.isin(order, self._first)] if read == 0 else order[:0]
             order = np.concatenate([first, order[~np.isin(order, first)]])
             windows = cut_windows(self.table, order, self.plan)
             if first.size and len(windows) == 1:
                 windows = np.split(order, [first.size])
-            self._cut = read, windows
-        return self._cut[1]
+            self._windows_of_read = read, windows
+        return self._windows_of_read[1]
 
     def _request(self, read: int, number: int) -> Loading:
         """Lay out a window in an arena, and begin to load it."""
@@ -371,7 +372,8 @@ class ShardSlots:
         self.n_entries = table.n_entries
         if n_slots < table.n_shards:
             self._in_slot = np.full(n_slots, -1)
-            self.item_start, self.entry_start = self.item_start.copy(), self.entry_start.copy()
+            self.item_start = self.item_start.copy()
+            self.entry_start = self.entry_start.copy()
             self._sizes = slot_size(table)
             self.n_items, self.n_entries = (n_slots * size for size in self._sizes)
 
