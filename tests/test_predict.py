@@ -21,6 +21,7 @@ from streamcd.core.errors import DataError, ModelError, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
 from streamcd.prediction import scorer
 from streamcd.prediction.predict import in_source_order
+from streamcd.prediction.scorer import ScoredBlock
 from streamcd.prediction.sums import RocArea
 
 
@@ -189,8 +190,11 @@ def test_a_failed_prediction_leaves_no_file(small_problem, tmp_path):
 @pytest.mark.parametrize("n_rows", [0, 20_000])
 def test_source_order_is_restored_whatever_the_memory(tmp_path, n_rows, memory_bytes):
     places = np.random.default_rng(0).permutation(n_rows)
-    rows = ((block, np.stack([block * 1.0, block * -2.0], axis=1)) for block in np.array_split(places, 7))
-    found = np.concatenate([*in_source_order(rows, n_rows, 2, memory_bytes, tmp_path)])
+    blocks = (
+        ScoredBlock(rows, rows, rows, np.stack([rows * 1.0, rows * -2.0], axis=1), 0)
+        for rows in np.array_split(places, 7)
+    )
+    found = np.concatenate([*in_source_order(blocks, n_rows, 2, memory_bytes, tmp_path)])
     np.testing.assert_array_equal(found, np.stack([np.arange(n_rows), -2.0 * np.arange(n_rows)], axis=1))
 
 

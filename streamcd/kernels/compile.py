@@ -175,22 +175,24 @@ def _add_symbols() -> None:
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
-def load_together(load: Callable[[], object]) -> bool:
-    """Call `load`, which calls kernels over nothing, and have those that are missing compiled together.
+def load_together(*loads: Callable[[], object]) -> bool:
+    """Make calls, which call kernels over nothing, and have those that are missing compiled together.
 
-    While they are listed, a missing kernel returns `nothing`, and the call is made again afterwards. Returns whether there
+    While they are listed, a missing kernel returns `nothing`, and the calls are made again afterwards. Returns whether there
     were some that this process had not loaded.
     """
     n_used = len(used)
     missing = dict[tuple[Any, Any], None]()
     listing = _missing.set(missing)
     try:
-        load()
+        for load in loads:
+            load()
     finally:
         _missing.reset(listing)
     if missing:
         compile_elsewhere(list(missing))
-        load()
+        for load in loads:
+            load()
     return len(used) > n_used
 
 

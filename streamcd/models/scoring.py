@@ -23,28 +23,30 @@ def score(
 ) -> tuple[np.ndarray, int]:
     """Compute ``x W + intercept`` of rows, shape (rows, vectors), and count the entries of unknown features, ignored.
 
-    `weights` is an array (features, vectors) or SciPy's CSR; `threads` share the rows.
+    `weights` is an array (features, vectors) or SciPy's CSR; `threads` share the rows, if there are some.
     """
     from ..kernels import rows as kernels  # here, because it imports numba
 
     start, stop, feature, value = rows
     out = np.empty((start.size, intercept.size))
-    ignored: list[int] = []
     indptr = column = np.zeros(0, np.int32)
+    values = weights
     if not isinstance(weights, np.ndarray):
         indptr = weights.indptr
         column = weights.indices
+        values = weights.data[:, np.newaxis]
     shape = indptr, column, weights.shape[0]
-    numbers = weights.data[:, np.newaxis] if indptr.size else weights
     entries = *_by_width(feature, np.int32, np.int64), *_by_width(value, np.float32, np.float64)
+    if threads is None:
+        return out, kernels.scores((start, stop, *entries), shape, values, intercept, out)
+    n_ignored: list[int] = []
 
     def score_share(share: slice) -> None:
-        part = start[share], stop[share], *entries
-        ignored.append(kernels.scores(part, shape, numbers, intercept, out[share]))
+        rows = start[share], stop[share], *entries
+        n_ignored.append(kernels.scores(rows, shape, values, intercept, out[share]))
 
-    n_entries = int((stop - start).sum())
-    (threads or Threads()).share(score_share, out.shape[0], n_entries * out.shape[1])
-    return out, sum(ignored)
+    threads.share(score_share, start.size, int((stop - start).sum()) * out.shape[1])
+    return out, sum(n_ignored)
 
 
 def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:

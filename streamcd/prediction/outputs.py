@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -70,25 +71,23 @@ class PredictionColumns:
     identity: str = ""
 
     @cached_property
-    def _labels(self) -> pa.Array:
-        return pa.array(self.model.label_numbers())
-
-    @cached_property
-    def _of_labels(self) -> list[list[str]]:
-        """Names of the columns of decisions and of probabilities."""
+    def _labels(self) -> tuple[pa.Array, list[str], list[str]]:
+        """Labels, and names of the columns of decisions and of probabilities."""
         texts = self.model.label_texts()
         decisions = ["decision"] if len(texts) <= 2 else [f"decision_{label}" for label in texts]
-        return [decisions, [f"probability_{label}" for label in texts]]
+        return pa.array(self.model.label_numbers()), decisions, [f"probability_{label}" for label in texts]
 
-    def table(self, first_row: int, decisions: np.ndarray, identities: InOrder) -> pa.Table:
+    def table(self, first_row: int, decisions: np.ndarray, identities: InOrder | None = None) -> pa.Table:
         """Make a table of rows that follow each other in the source, identified by the next of `identities`."""
         model = self.model
-        columns = {self.identity: identities.take(len(decisions))} if self.identity else {}
+        columns: dict[str, Any] = {}
+        if self.identity and identities is not None:
+            columns[self.identity] = identities.take(len(decisions))
         columns["source"] = np.arange(first_row, first_row + len(decisions))
         if model.has_targets:
             return pa.table(columns | {"prediction": decisions[:, 0]})
-        columns["prediction"] = self._labels.take(pa.array(model.decoder.predicted_classes(decisions)))
-        of_decisions, of_probabilities = self._of_labels
+        labels, of_decisions, of_probabilities = self._labels
+        columns["prediction"] = labels.take(pa.array(model.decoder.predicted_classes(decisions)))
         if self.decision:
             columns |= zip(of_decisions, model.decoder.preferences(decisions).T, strict=True)
         if self.proba:
@@ -130,27 +129,25 @@ def write_parquet(path: Path, tables: Iterable[pa.Table], model: Model, memory: 
     """Write a Parquet file; half of the memory is for a row group, half for the footer, which may not be longer."""
     group_rows = max(min(memory // 2 // row_bytes(model), _GROUP_ROWS), 1)
     writer = None
-    for number, group in enumerate(_row_groups(tables, group_rows)):
-        footer_bytes = _FOOTER_BYTES * group.num_columns
-        if (number + 1) * footer_bytes > memory // 2:
-            raise UsageError(
-                f"--memory is too small: {format_size(memory // 2)} for the footer of the predictions hold "
-                f"{number * group_rows:,} rows of {group.num_columns:,} columns, and there are more; give a larger --memory"
-            )
-        (batch,) = group.combine_chunks().to_batches()
-        writer = writer or TableWriter(path, batch.schema, "zstd")
-        writer.write(batch)
-    assert writer is not None, "data without rows are refused"
-    writer.close()
-
-
-def _row_groups(tables: Iterable[pa.Table], n_rows: int) -> Iterator[pa.Table]:
-    """Join tables, so that all but the last have so many rows."""
     waiting = None
-    for table in tables:
-        waiting = table if waiting is None else pa.concat_tables([waiting, table])
-        while waiting.num_rows >= n_rows:
-            yield waiting.slice(0, n_rows)
-            waiting = waiting.slice(n_rows)
-    if waiting is not None and waiting.num_rows:
-        yield waiting
+    n_rows = 0  # written
+    for table in chain(tables, [None]):
+        if table is not None:
+            waiting = table if waiting is None else pa.concat_tables([waiting, table])
+        assert waiting is not None, "data without rows are refused"
+        # all groups but the last have so many rows
+        while waiting.num_rows >= (group_rows if table is not None else 1):
+            group = waiting.slice(0, group_rows)
+            waiting = waiting.slice(group_rows)
+            footer_bytes = _FOOTER_BYTES * group.num_columns
+            if (n_rows // group_rows + 1) * footer_bytes > memory // 2:
+                raise UsageError(
+                    f"--memory is too small: {format_size(memory // 2)} for the footer of the predictions hold "
+                    f"{n_rows:,} rows of {group.num_columns:,} columns, and there are more; give a larger --memory"
+                )
+            n_rows += group.num_rows
+            (batch,) = group.combine_chunks().to_batches()
+            writer = writer or TableWriter(path, batch.schema, "zstd")
+            writer.write(batch)
+    assert writer is not None
+    writer.close()

@@ -19,7 +19,6 @@ from ..core.memory_budget import format_size, require
 from ..core.options import takes
 from ..core.storage import local_path
 from ..dataset.kept_columns import InOrder
-from ..models.encoding import count_unknown
 from ..models.model import Model
 from ..models.stored import load_model
 from .options import PredictOptions
@@ -33,7 +32,7 @@ from .outputs import (
     write_parquet,
     write_text,
 )
-from .scorer import Scorer
+from .scorer import ScoredBlock, Scorer
 
 
 @takes(PredictOptions)
@@ -86,7 +85,7 @@ def predict(
     form = output_format(out)
     model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
     columns = PredictionColumns(model, asked.decision or form == ".parquet", asked.proba)
-    columns.table(0, np.empty((0, model.n_vectors)), InOrder())  # raises before any work
+    columns.table(0, np.empty((0, model.n_vectors)))  # raises before any work
     scratch = Path(out).parent if isinstance(out, str | os.PathLike) else None
     scorer = Scorer(data, model, asked, scratch=scratch)
     memory = scorer.left
@@ -113,14 +112,15 @@ def predict(
                     write_text(file, tables, labels)
     counts = scorer.counts
     n_rows = counts.n_rows if scorer.dataset is None else scorer.dataset.n_rows
-    return {"n_rows": n_rows, "n_ignored": counts.n_ignored, "n_unseen": count_unknown(counts.unseen)}
+    n_unseen = sum(values.n_values for values in counts.unseen.values())
+    return {"n_rows": n_rows, "n_ignored": counts.n_ignored, "n_unseen": n_unseen}
 
 
 def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
     """Predict all rows into one array, which has to fit in the memory that scoring leaves."""
     if asked.decision and asked.proba:
         raise UsageError("decision and proba exclude each other without out: give one of them")
-    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory)
+    model = load_model(model, asked.C, l1=asked.l1, memory=asked.memory, deviations=False)
 
     def values(decisions: np.ndarray) -> np.ndarray:
         if asked.proba:
@@ -141,11 +141,12 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
 
     if scorer.dataset is not None:
         check_room(scorer.dataset.n_rows)
-        found = np.empty((scorer.dataset.n_rows, *none.shape[1:]), none.dtype)
+        predictions = np.empty((scorer.dataset.n_rows, *none.shape[1:]), none.dtype)
         for block in scorer.blocks("predict"):
-            found[block.source] = values(block.decisions)
-        return found
-    joined, n_rows = bytearray(), 0
+            predictions[block.source] = values(block.decisions)
+        return predictions
+    joined = bytearray()
+    n_rows = 0
     for block in scorer.blocks("predict"):
         n_rows += block.source.size
         check_room(2 * n_rows)  # it is there twice where it is moved to grow
@@ -156,22 +157,21 @@ def _predictions(data: Any, model: Any, asked: PredictOptions) -> np.ndarray:
 def _tables(scorer: Scorer, columns: PredictionColumns, memory: int) -> Iterator[Any]:
     """Yield tables of predictions, in the order of the source, with what identifies the rows."""
     dataset = scorer.dataset
+    blocks = scorer.blocks("predict")
     if dataset is None:
         identities = InOrder()
-        for block in scorer.blocks("predict"):
+        for block in blocks:
             if columns.identity:
                 identities.add(block.identity)
             yield columns.table(int(block.source[0]), block.decisions, identities)
         return
     identities = InOrder(dataset.read_kept(columns.identity) if columns.identity else None)
     n_rows = 0
-    with scratch_directory(scorer.scratch, "predict") as directory:
-        rows = ((block.source, block.decisions) for block in scorer.blocks("predict"))
-        parts = in_source_order(rows, dataset.n_rows, scorer.model.n_vectors, memory, directory)
-        for part in parts:
-            for decisions in np.split(part, range(scorer.block_rows, len(part), scorer.block_rows)):
-                yield columns.table(n_rows, decisions, identities)
-                n_rows += len(decisions)
+    for part in in_source_order(blocks, dataset.n_rows, scorer.model.n_vectors, memory, scorer.scratch):
+        for start in range(0, len(part), scorer.block_rows):
+            decisions = part[start : start + scorer.block_rows]
+            yield columns.table(n_rows, decisions, identities)
+            n_rows += len(decisions)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,36 +182,34 @@ _LEAST_ROWS = 1024
 
 
 def in_source_order(
-    rows: Iterable[tuple[np.ndarray, np.ndarray]],
-    n_rows: int,
-    n_columns: int,
-    memory: int,
-    scratch: Path,
+    blocks: Iterable[ScoredBlock], n_rows: int, n_columns: int, memory: int, scratch: Path
 ) -> Iterator[np.ndarray]:
-    """Yield records, of `n_columns` floats for each row, in the order of the source, in parts that fit in memory.
+    """Yield the decisions of all rows, `n_columns` each, in the order of the source, in parts that fit in memory.
 
-    `rows` are blocks of numbers in the source, each of 0 … n_rows − 1 once, and of records. Those that do not fit in memory
-    are partitioned into buckets in `scratch`, one for each range of source rows.
+    Those that do not fit in memory are partitioned into buckets in a directory in `scratch`, one for each range of source
+    rows.
     """
     # a bucket is sorted while blocks of a quarter of its size are read
     bucket_rows = max(_LEAST_ROWS, memory // (16 * (1 + n_columns)), n_rows // (MAX_BUCKETS - 1))
     if n_rows <= bucket_rows:
         ordered = np.empty((n_rows, n_columns))
-        for source, records in rows:
-            ordered[source] = records
+        for block in blocks:
+            ordered[block.source] = block.decisions
         yield ordered
         return
     layout = Layout((np.dtype(np.int64), np.dtype((np.float64, (n_columns,)))))
     waiting = max(2 * memory // 3, _LEAST_ROWS * layout.record_bytes)
-    path = scratch / "run"
-    with PartitionWriter(path, layout, -(-n_rows // bucket_rows), waiting) as writer:
-        for source, records in rows:
-            writer.append((source // bucket_rows).astype(np.uint16), Records((source, records)))
-    del writer  # its memory
-    with PartitionReader([path], layout) as reader:
-        for bucket, start in enumerate(range(0, n_rows, bucket_rows)):
-            ordered = np.empty((min(bucket_rows, n_rows - start), n_columns))
-            for block in reader.blocks(bucket, bucket_rows * layout.record_bytes // 4):
-                source, records = block.fields
-                ordered[source - start] = records
-            yield ordered
+    with scratch_directory(scratch, "predict") as directory:
+        path = directory / "run"
+        with PartitionWriter(path, layout, -(-n_rows // bucket_rows), waiting) as writer:
+            for block in blocks:
+                bucket = (block.source // bucket_rows).astype(np.uint16)
+                writer.append(bucket, Records((block.source, block.decisions)))
+        del writer  # its memory
+        with PartitionReader([path], layout) as reader:
+            for number, start in enumerate(range(0, n_rows, bucket_rows)):
+                ordered = np.empty((min(bucket_rows, n_rows - start), n_columns))
+                for records in reader.blocks(number, bucket_rows * layout.record_bytes // 4):
+                    source, decisions = records.fields
+                    ordered[source - start] = decisions
+                yield ordered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -43,6 +43,7 @@ from ..dataset.source_features import Scaling, indices_of
 from ..kernels.compile import load_together
 from ..models.encoding import unknown_values
 from ..models.model import Model
+from ..models.scoring import score
 from ..models.stored import load_model
 from ..solvers.problem import losses_of
 
@@ -51,10 +52,15 @@ Scored = TypeVar("Scored")
 _BLOCK_BYTES = 8 << 20
 """Decisions of a block and what is made of them; with larger blocks predictions took as long."""
 
+_READING_BYTES = 256 << 20
+"""Memory that reading files takes, at most, for text, decompression, and batches of tables."""
+
 _TEXT_BLOCK = 4 << 20
 """Text that is parsed at a time, at most; with a quarter of it predictions took 1.3 times as long."""
 
 _TEXT_BLOCKS_HELD = 14  # the parser's own figure, a copy of the indices, and scaled values
+
+_CHUNKS_ANNOUNCED = 16  # about 16 MB
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ class Scorer:
         threads: int = 0,
         scratch: Path | None = None,
     ) -> None:
-        if _is_dataset(data):
+        # files in other directories than a dataset's are read like a glob
+        if isinstance(data, str | os.PathLike) and (location(data) / "manifest.json").exists():
             data = open_dataset(data)
         self.model = model
         self.dataset = data if isinstance(data, Dataset) else None
@@ -105,25 +112,25 @@ class Scorer:
         self._scaling = model.scaling if model.scaling.changes_values else None
         self._source: Source | None = None
         self._workers = options.workers
-        self._threads = Threads(threads or max(available_cores() // self._workers, 1))
-        needs = {"the model": _model_bytes(model), "decisions": self.block_rows * row_bytes(model)}
+        self._threads = threads or max(available_cores() // self._workers, 1)
+        # the code matrix in float64, and an intermediate one
+        model_bytes = model.nbytes + model.source_indices.nbytes + 2 * model.decoder.code_bytes
+        model_bytes += 0 if model.scaling.scales is None else model.scaling.scales.nbytes
+        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
+        needs = {"the model": model_bytes, "decisions": self.block_rows * row_bytes(model)}
         if self.dataset is not None:
             self._scaling = _missing_scaling(self.dataset, model)
             self._indices = indices_of(self.dataset)
-            needs |= {
-                "the client of the URL": self.dataset.client_bytes,
-                "one chunk": chunk_bytes(self.dataset),
-                "indices of features": self._indices.nbytes,
-            }
+            needs["the client of the URL"] = self.dataset.client_bytes
+            needs["one chunk"] = chunk_bytes(self.dataset)
+            needs["indices of features"] = self._indices.nbytes
         else:
             paths = self.files.paths
             are_plain = all(map(is_plain, paths))
-            needs |= {
-                "the client of the URL": REMOTE_BYTES if any(map(is_url, paths)) else 0,
-                "rows being read": _TEXT_BLOCKS_HELD << 16,
-                "decompression": 0 if are_plain else LEAST_DECODER_BYTES,
-                "columns being read": self._open(0).held_bytes if paths and are_plain else 0,
-            }
+            needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, paths)) else 0
+            needs["rows being read"] = _TEXT_BLOCKS_HELD << 16
+            needs["decompression"] = 0 if are_plain else LEAST_DECODER_BYTES
+            needs["columns being read"] = self._open(0).held_bytes if paths and are_plain else 0
             if self._workers > 1 and (not paths or total_bytes(paths) is None):
                 self._workers = 1
                 self.listener.warning(
@@ -134,33 +141,41 @@ class Scorer:
         self.left = require(memory, needs, "give a larger --memory, or leave --proba out")
         room = memory_per_worker(memory, self._workers, needs, {"model": needs["the model"]})
         self._worker_bytes = RESERVED_BYTES + sum(needs.values()) + room
-        if self.dataset is None:
-            self._source = self._open(room)
-            self.id_column = self._source.encoding.id if self._source.encoding else ""
-            self.left -= 3 * room // 8
-        else:
+        loads: list[Callable[[], object]] = [
+            partial(score, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
+        ]
+        if self.dataset is not None:
             self.id_column = self.dataset.id_column
-            count, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads.count)
-            self._threads = Threads(count)
+            self._threads, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads)
             self.left -= taken
+        else:
+            reading_bytes = min(3 * room // 8, _READING_BYTES)
+            self._source = self._open(reading_bytes)
+            self.id_column = self._source.encoding.id if self._source.encoding else ""
+            self.left -= reading_bytes
+            loads.append(self._source.reader.load_kernels)
+        if compared:
+            loads.append(partial(losses_of, model.row_loss, *np.zeros((3, 0))))
+        if self._workers == 1:
+            load_together(*loads)
 
-    def _open(self, room: int) -> Source:
+    def _open(self, n_bytes: int) -> Source:
         """Open files, or blocks in memory, as a source of rows with the model's features.
 
-        An eighth of the room is for text, and a quarter for decompression or a batch of a table.
+        A third of the memory is for text, the rest for decompression or a batch of a table.
         """
         model = self.model
         ends = model.indices is None
         encoding = model.encoding
         if encoding is not None:
             encoding = replace(encoding, id="" if self._compared else encoding.id, fold="")
-        block_bytes = min((1 << 16) + room // 8 // _TEXT_BLOCKS_HELD, _TEXT_BLOCK)
+        block_bytes = min((1 << 16) + n_bytes // 3 // _TEXT_BLOCKS_HELD, _TEXT_BLOCK)
         reading = Reading(
             np.float64,
             block_bytes,
-            max_line_bytes=max(room // 24, block_bytes),
-            decoder_bytes=LEAST_DECODER_BYTES + room // 4,
-            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + room // 4,
+            max_line_bytes=max(n_bytes // 9, block_bytes),
+            decoder_bytes=LEAST_DECODER_BYTES + 2 * n_bytes // 3,
+            batch_bytes=_TEXT_BLOCKS_HELD * block_bytes + 2 * n_bytes // 3,
             index_base=model.index_base,
             any_width=True,
             n_features=model.n_features if ends else None,
@@ -183,68 +198,53 @@ class Scorer:
             self.listener.message(message)
         if self._workers > 1:
             yield from self._by_workers(phase)
-        elif self.dataset is not None:
-            yield from self.part(range(self.dataset.n_chunks), phase)
-        elif source is not None:
-            yield from self.part(Task(0, source.reader.pieces()), phase)
+        else:
+            for block in self.part(None if source is None else Task(0, source.reader.pieces()), phase):
+                self.counts.n_ignored += block.n_ignored
+                yield block
         if source is not None:
             check_rows(self.counts.n_rows, source.reader.paths)
-        entries, query_ids = self.counts.n_ignored, self.counts.n_query_ids
+        n_ignored = self.counts.n_ignored
+        query_ids = self.counts.n_query_ids
         if query_ids:
             self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
-        if entries:
+        if n_ignored:
             beyond = f"beyond the model's width of {self.model.n_features:,} features"
             unknown = f"of features that are not among the model's {self.model.n_features:,}"
             reason = beyond if self.model.indices is None else unknown
-            self.listener.warning(f"{counted(entries, 'entry', 'entries')} ignored: {reason}")
+            self.listener.warning(f"{counted(n_ignored, 'entry', 'entries')} ignored: {reason}")
         for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
             self.listener.warning(warning)
 
-    def part(self, part: range | Task, phase: str = "") -> Iterator[ScoredBlock]:
-        """Yield the rows of some chunks of a dataset, or of pieces of files."""
-        load_together(self._load_kernels)
-        with closing(self._threads):
-            for block in (
-                self._of_chunks(part, phase) if isinstance(part, range) else self._of_files(part, phase)
-            ):
-                self.counts.n_ignored += block.n_ignored
-                yield block
-
-    def _load_kernels(self) -> None:
-        """Call kernels over nothing."""
-        if self._source is not None:
-            self._source.reader.load_kernels()
-        self.model.decisions(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
-        if self._compared:
-            losses_of(self.model.row_loss, *np.zeros((3, 0)))
-
-    def _of_chunks(self, chunks: range, phase: str) -> Iterator[ScoredBlock]:
+    def part(self, part: range | Task | None, phase: str = "") -> Iterator[ScoredBlock]:
+        """Iterate over the rows of some pieces of files, or of some chunks of a dataset, by default all."""
+        if isinstance(part, Task):
+            return self._of_files(part, phase)
         dataset = self.dataset
         assert dataset is not None
         numbered_alike = self._indices.equal(self.model.source_indices)
 
-        def score(chunk: ChunkData) -> Iterator[ScoredBlock]:
+        def score_chunk(chunk: ChunkData) -> Iterator[ScoredBlock]:
             if not numbered_alike:
                 index = self._indices.of(chunk.feature.astype(np.int64))
                 chunk = replace(chunk, feature=self.model.source_indices.features(index))
             return self._score(chunk)
 
-        for number, blocks in score_chunks(dataset, chunks, score, self._threads):
-            yield from blocks
-            done = int(dataset.row_start[number + 1])
-            self.listener.progress(Progress(phase, done, dataset.n_rows, "rows"))
+        return scored_chunks(dataset, part, score_chunk, self._threads, self.listener, phase)
 
     def _of_files(self, task: Task, phase: str) -> Iterator[ScoredBlock]:
         source = self._source
         assert source is not None
         counts = Counts()
-        for batch in row_batches(source, task.pieces, task.first_row, task.first_line, None):
-            self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
-            counts, rows = batch.counts, batch.rows
-            weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
-            feature = self.model.source_indices.features(rows.index)
-            chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
-            yield from self._score(chunk, self._threads, batch.kept)
+        with closing(Threads(self._threads)) as threads:
+            for batch in row_batches(source, task.pieces, task.first_row, task.first_line, None):
+                self.listener.progress(Progress(phase, batch.bytes_read, source.total_bytes, "B"))
+                counts = batch.counts
+                rows = batch.rows
+                weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
+                feature = self.model.source_indices.features(rows.index)
+                chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
+                yield from self._score(chunk, threads, batch.kept)
         self.counts.add(counts)
 
     def _score(
@@ -255,10 +255,12 @@ class Scorer:
         if self._scaling is not None:
             value = self._scaling.apply(chunk.indptr, chunk.feature, value, self.model.n_features)
         for start in range(0, chunk.label.size, self.block_rows):
-            block = slice(start, start + self.block_rows)
-            indptr = chunk.indptr[start : block.stop + 1]
-            scored = self.model.decisions(indptr, chunk.feature, value, threads)
-            identity = None if beside is None else rows_of(beside, start, block.stop).column(0)
+            stop = start + self.block_rows
+            indptr = chunk.indptr[start : stop + 1]
+            rows = indptr[:-1], indptr[1:], chunk.feature, value
+            scored = score(rows, self.model.matrix, self.model.intercept, threads)
+            identity = None if beside is None else rows_of(beside, start, stop).column(0)
+            block = slice(start, stop)
             yield ScoredBlock(
                 chunk.source[block], chunk.label[block], chunk.weight[block], *scored, identity=identity
             )
@@ -280,7 +282,7 @@ class Scorer:
                 elif self._source is not None:
                     parts = counted_tasks(self._source, n_parts, pool)
                     sizes = [task.pieces[0].n_bytes for task in parts]
-                shared = self._data, self._compared, self._worker_bytes, self._threads.count
+                shared = self._data, self._compared, self._worker_bytes, self._threads
                 paths = [directory / f"{number:07d}" for number in range(len(parts))]
                 tasks = [(path, part, *shared) for path, part in zip(paths, parts, strict=True)]
                 unit = "B" if dataset is None else "rows"
@@ -306,25 +308,14 @@ def _score_part(
     scorer = Scorer(data, _shared_model(out.parent), options, compared=compared, threads=threads)
     with open(out, "wb") as file:
         for block in scorer.part(part):
+            scorer.counts.n_ignored += block.n_ignored
             pickle.dump(block, file)
     return scorer.counts
-
-
-def _is_dataset(data: Any) -> bool:
-    """Tell the path of a dataset; files in other directories are read like a glob."""
-    return isinstance(data, str | os.PathLike) and (location(data) / "manifest.json").exists()
 
 
 def row_bytes(model: Model) -> int:
     """Return the bytes of a row's decisions, scores and probabilities, and of the arrays made from them."""
     return 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
-
-
-def _model_bytes(model: Model) -> int:
-    """Return the memory of a model, with its own copy of the code matrix, of one byte, and an intermediate one."""
-    arrays = model.nbytes + (0 if model.scaling.scales is None else model.scaling.scales.nbytes)
-    arrays += model.source_indices.nbytes
-    return arrays + (0 if model.encoding is None else model.encoding.nbytes) + 2 * model.decoder.code_bytes
 
 
 def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
@@ -359,30 +350,36 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
 # Chunks of a dataset
 
 
-def score_chunks(
+def scored_chunks(
     dataset: Dataset,
-    chunks: range,
+    chunks: range | None,
     score_chunk: Callable[[ChunkData], Iterator[Scored]],
-    threads: Threads,
-) -> Iterator[tuple[int, Iterable[Scored]]]:
-    """Read chunks, each by one of the threads, and yield the number of each with what `score_chunk` yields of it, in order.
+    n_threads: int,
+    listener: Listener,
+    phase: str,
+) -> Iterator[Scored]:
+    """Read chunks, by default all, each by one of the threads, and yield in order what `score_chunk` yields of them.
 
     A single thread scores a chunk's rows as they are taken.
     """
-    count = threads.count
-    readers = [dataset, *(dataset.reopen() for _ in range(count - 1))]
+    chunks = range(dataset.n_chunks) if chunks is None else chunks
+    readers = [dataset]
+    for _ in range(1, n_threads):
+        readers.append(dataset.reopen())
 
-    def read_and_score(number: int) -> Iterable[Scored]:
-        # a reader has every `count`-th chunk, and announces 16 of them, about 16 MB
-        reader = readers[number % count]
-        first = number if number < count else number + 15 * count
-        reader.announce(chunks[first : number + 16 * count : count], FIRST_OF_ALL)
+    def read_and_score(number: int) -> Any:
+        # a reader has every `n_threads`-th chunk, and announces some before it reads them
+        reader = readers[number % n_threads]
+        first = number if number < n_threads else number + (_CHUNKS_ANNOUNCED - 1) * n_threads
+        reader.announce(chunks[first : number + _CHUNKS_ANNOUNCED * n_threads : n_threads], FIRST_OF_ALL)
         scored = score_chunk(reader.read(chunks[number]))
-        return scored if count == 1 else list(scored)
+        return scored if n_threads == 1 else list(scored)
 
     calls = (partial(read_and_score, number) for number in range(len(chunks)))
     try:
-        yield from zip(chunks, threads.in_order(calls), strict=True)
+        for chunk, blocks in zip(chunks, Threads(n_threads).in_order(calls), strict=True):
+            yield from blocks
+            listener.progress(Progress(phase, int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
     finally:
         for reader in readers[1:]:
             reader.close()
@@ -390,7 +387,8 @@ def score_chunks(
 
 def chunk_bytes(dataset: Dataset, n_vectors: int = 0) -> int:
     """Count the bytes of the largest chunk: as stored, decoded, again with 64-bit features and scaled values, and scored."""
-    n_entries, n_rows = (int(np.diff(at).max(initial=0)) for at in (dataset.entry_start, dataset.row_start))
+    n_entries = int(np.diff(dataset.entry_start).max(initial=0))
+    n_rows = int(np.diff(dataset.row_start).max(initial=0))
     # of a row six numbers, as stored and decoded, besides its entries
     return n_entries * (2 * dataset.entry_bytes + 16) + n_rows * (96 + 8 * n_vectors)
 

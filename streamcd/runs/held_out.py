@@ -10,13 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
-from ..core.options import Progress
-from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
 from ..dataset.schema import ChunkData
 from ..models.scoring import ClassDecoder, score
-from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, score_chunks
+from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, scored_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
 from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
@@ -37,7 +35,8 @@ class _Measure:
     """
 
     def __init__(self, criterion: str, problem: Problem, memory: int) -> None:
-        self._criterion, self._row_loss = criterion, problem.row_loss
+        self._criterion = criterion
+        self._row_loss = problem.row_loss
         self._means = WeightedMeans()
         n_classes = problem.classes.size
         classes = [] if criterion != "auc" else [1] if n_classes == 2 else range(n_classes)
@@ -45,7 +44,7 @@ class _Measure:
 
     def add(
         self,
-        choice: ClassDecoder,
+        decoder: ClassDecoder,
         label: np.ndarray,
         code: np.ndarray,
         weight: np.ndarray,
@@ -57,12 +56,12 @@ class _Measure:
         elif self._criterion == "loss":
             self._means.add(weight, loss=losses_of(self._row_loss, label, decisions[:, 0], np.ones(1)))
         elif self._criterion == "accuracy":
-            self._means.add(weight, accuracy=choice.predicted_classes(decisions) == code)
+            self._means.add(weight, accuracy=decoder.predicted_classes(decisions) == code)
         elif self._criterion == "log_loss":
-            logarithms = choice.log_probabilities(decisions)
+            logarithms = decoder.log_probabilities(decisions)
             self._means.add(weight, log_loss=-logarithms[np.arange(code.size), code])
         else:
-            scores = choice.preferences(decisions).T
+            scores = decoder.preferences(decisions).T
             for (number, area), score in zip(self._areas.items(), scores, strict=True):
                 area.add(score, code == number, weight)
 
@@ -82,7 +81,7 @@ class _Fold(NamedTuple):
 
     number: int
     settings: list[Setting]
-    choices: list[ClassDecoder]
+    decoders: list[ClassDecoder]
     weights: np.ndarray  # shape (features, vectors)
     intercept: np.ndarray
 
@@ -95,8 +94,11 @@ def score_folds(
     Returns the scores of the models that rows were held out of, with bounds on their errors; of two classes by AUC too, if
     its scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
     """
-    dataset, problem, memory = folds.dataset, folds.problem, folds.config.memory
-    n_models, n_classes = problem.n_lanes // problem.block_lanes, max(int(problem.classes.size), 1)
+    dataset = folds.dataset
+    problem = folds.problem
+    memory = folds.config.memory
+    n_models = problem.n_lanes // problem.block_lanes
+    n_classes = max(int(problem.classes.size), 1)
     criteria = [criterion]
     if n_classes == 2:
         criteria.append("accuracy" if criterion == "auc" else "auc")
@@ -116,29 +118,28 @@ def score_folds(
     areas_bytes = min(max(int(_AREAS_SHARE * memory), least), left) if least else 0
     if areas_bytes < least:
         session.listener.message(f"no auc: the scores of {n_models:,} models do not fit in the memory")
-        criteria, areas_bytes = [criterion], 0
+        criteria = [criterion]
+        areas_bytes = 0
     left -= areas_bytes
     make_room(memory, sum(needs.values()) + areas_bytes)
     measures: dict[Scored, _Measure] = {}
     for group, lanes in zip(folds.groups, groups, strict=True):
         by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
-        count, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
+        n_threads, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)))
-        for chunk, scored in score_chunks(dataset, range(dataset.n_chunks), score_chunk, Threads(count)):
-            for fold, rows in scored:
-                code = rows.label
-                if not problem.has_targets:
-                    code, _ = class_indices(problem.classes, rows.label)
-                of_each = np.split(rows.decisions, len(fold.settings), axis=1)
-                for setting, choice, decisions in zip(fold.settings, fold.choices, of_each, strict=True):
-                    for name in criteria:
-                        key = setting, fold.number, name
-                        if key not in measures:
-                            measures[key] = _Measure(name, problem, areas_bytes // n_models)
-                        measures[key].add(choice, rows.label, code, rows.weight, decisions)
-            done = int(dataset.row_start[chunk + 1])
-            session.listener.progress(Progress("score the folds", done, dataset.n_rows, "rows"))
+        blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
+        for fold, rows in blocks:
+            code = rows.label
+            if not problem.has_targets:
+                code, _ = class_indices(problem.classes, rows.label)
+            of_each = np.split(rows.decisions, len(fold.settings), axis=1)
+            for setting, decoder, decisions in zip(fold.settings, fold.decoders, of_each, strict=True):
+                for name in criteria:
+                    key = setting, fold.number, name
+                    if key not in measures:
+                        measures[key] = _Measure(name, problem, areas_bytes // n_models)
+                    measures[key].add(decoder, rows.label, code, rows.weight, decisions)
     return {key: measure.value() for key, measure in measures.items()}
 
 
@@ -146,18 +147,20 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
     """Sort the classifiers of a state by the fold that they were trained without."""
     arrays = checkpoint.read_arrays(state, ("w",))
     assert arrays is not None
-    n_rows, folds = lanes.n_features + 1, []
+    n_rows = lanes.n_features + 1
+    folds = []
     first_lanes = lanes.lanes[:: lanes.block_lanes]
     weights = arrays.pop("w")
     if centre is not None:
         weights[-1] = centre.stored_bias(weights, lanes.bias)
     weights = weights.reshape(n_rows, len(first_lanes), -1)
     for fold in sorted({lane.fold for lane in first_lanes}):
-        mine = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
-        w = weights.take(mine, axis=1)
-        choices = [ClassDecoder(lanes.loss, lanes.code, w[:-1, own]) for own in range(len(mine))]
-        settings, w = [first_lanes[n].setting for n in mine], w.reshape(n_rows, -1)
-        folds.append(_Fold(fold, settings, choices, w[:-1], lanes.bias * w[-1]))
+        numbers = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
+        w = weights.take(numbers, axis=1)
+        decoders = [ClassDecoder(lanes.loss, lanes.code, w[:-1, k]) for k in range(len(numbers))]
+        settings = [first_lanes[number].setting for number in numbers]
+        w = w.reshape(n_rows, -1)
+        folds.append(_Fold(fold, settings, decoders, w[:-1], lanes.bias * w[-1]))
     return folds
 
 
