@@ -156,7 +156,11 @@ class WorkingSetSolver(Solver):
     # -- a read
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Sum up a window's columns, and hold those that are near."""
+        """Sum up a window's columns, and hold those that are near.
+
+        Given: w and `score` of the read's beginning. Changed in place: the totals, and what is not of the state: the sums of
+        the read (`Read`) and the held columns, which are solved for where they have no room. `order` is room for columns.
+        """
         lanes = state.lanes_in(TRAIN, CERTIFY)
         if window.number == 0:
             self._begin_read(window, state, lanes)
