@@ -33,7 +33,6 @@ from .protocol import (
     all_rows,
     certificate,
     deviation,
-    relative_violation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
 from .registry import SolverOptions
@@ -243,9 +242,7 @@ class NewtonSolver(Solver):
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
         norm = slope_norms(self.problem, _by_lane(state.w), state.v.sum(axis=1))
-        return relative_violation(
-            self.problem, self.dataset.class_counts, state, norm, self._start_norm(state)
-        )
+        return self.relative_violation(state, norm, self._start_norm(state))
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.start

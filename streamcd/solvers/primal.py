@@ -52,7 +52,6 @@ from .protocol import (
     State,
     all_rows,
     certificate,
-    relative_violation,
 )
 from .registry import SolverOptions
 
@@ -240,7 +239,7 @@ class PrimalSolver(Solver):
     def _violation(self, state: State) -> np.ndarray:
         norm = np.sqrt(2.0 * state.totals[:, Total.GAP])
         start = np.sqrt(state.totals[:, Total.DUAL])
-        return relative_violation(self.problem, self.dataset.class_counts, state, norm, start)
+        return self.relative_violation(state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.

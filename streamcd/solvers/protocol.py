@@ -194,7 +194,7 @@ ARRAYS = (
 """State of every solver."""
 
 START_NORM = Array("start_norm", "‖∇f(0)‖, which the first read sums up; nan before", initial=np.nan)
-"""State of solvers that report `relative_violation`."""
+"""State of solvers that report `Solver.relative_violation`."""
 
 
 def new_totals(n_lanes: int) -> np.ndarray:
@@ -296,21 +296,19 @@ class Solver(ABC):
         """Estimate the gaps after a pass of the lanes `trained`; None where every pass is a read at fixed w itself."""
         return None
 
+    def relative_violation(self, state: State, norm: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
 
-def relative_violation(
-    problem: Problem, class_counts: np.ndarray | None, state: State, norm: np.ndarray, start: np.ndarray
-) -> np.ndarray:
-    """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
-
-    `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
-    """
-    side = np.ones(problem.n_lanes)
-    if not problem.has_targets:
-        assert class_counts is not None
-        plus, minus = (class_counts @ (sign * problem.sign > 0) for sign in (1, -1))
-        side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
-    scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
-    return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+        `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
+        """
+        side = np.ones(self.problem.n_lanes)
+        counts = self.dataset.class_counts
+        if not self.problem.has_targets:
+            assert counts is not None
+            plus, minus = (counts @ (sign * self.problem.sign > 0) for sign in (1, -1))
+            side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+        scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
+        return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

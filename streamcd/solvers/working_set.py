@@ -51,7 +51,6 @@ from .protocol import (
     certificate,
     deviation,
     new_totals,
-    relative_violation,
 )
 from .quadratic_model import Penalty, slope_norms
 from .registry import SolverOptions
@@ -311,10 +310,8 @@ class WorkingSetSolver(Solver):
 
         with np.errstate(all="ignore"):  # the loop says what is wrong
             self.threads.run([partial(certify, lane) for lane in range(problem.n_lanes)])
-        counts = self.dataset.class_counts
-        violation = relative_violation(
-            problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
-        )
+        norms = self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
+        violation = self.relative_violation(state, *norms)
         proof = certificate(primal, gap, violation, float(max(self.dataset.n_rows, n)) + 100.0)
         state.totals[:, Total.GAP] = proof["gap"]
         state.totals[:, Total.LOSS] = primal

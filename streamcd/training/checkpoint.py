@@ -250,10 +250,10 @@ def read_arrays(
     with _open_archive(path, room) as members, np.load(path, allow_pickle=False) as archive:
         if whole and (damaged := members.testzip()):
             raise ValueError(f"bad checksum of {damaged}")
-        stored = archive["identity"].tobytes().hex() if "identity" in archive.files else None
+        found = archive["identity"].tobytes().hex() if "identity" in archive.files else None
         arrays = {name: archive[name] for name in names or archive.files}
     if identity is not None:
-        identity.check(stored, path)
+        identity.check(found, path)
     return arrays
 
 
