@@ -147,19 +147,22 @@ class State:
             if self.position.any() or array.ndim < 2 or array.any()
         }
 
-    def load_arrays(self, arrays: dict[str, np.ndarray], rank: np.ndarray) -> None:
-        """Load what `stored_arrays` returned, and drop it array by array: there may not be memory for two of each.
+    def load_arrays(
+        self, arrays: Mapping[str, np.ndarray], rank: np.ndarray, beside: Iterable[str] = ()
+    ) -> None:
+        """Load what `stored_arrays` returned, array by array: there may not be memory for two of each.
 
-        Arrays over features are copied, others are taken as they are. Raises `ValueError` where one is missing, is not
-        declared, or has another shape or type.
+        Raises `ValueError` where one is missing, neither declared nor one of those `beside`, or has another shape or type.
         """
+        if undeclared := set(arrays).difference(self.declared, beside):
+            raise ValueError(f"{min(undeclared)} is not of this training")
         begun = bool(arrays["position"].any())
         for name, expected in self.declared.items():
             if name not in arrays:
                 if not expected.temporary and (begun or len(expected.axes) < 2):
                     raise ValueError(f"{name} is missing")
                 continue
-            array = arrays.pop(name)
+            array = arrays[name]
             if array.shape != expected.shape(self.sizes) or array.dtype != expected.dtype:
                 raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
             if expected.axes[:1] != ("features",):
@@ -168,8 +171,6 @@ class State:
             rows = SourceRows(self.__dict__[name], rank)
             for block in rows.blocks():
                 rows[block] = array[block]
-        if arrays:
-            raise ValueError(f"{min(arrays)} is not of this training")
 
 
 NO_ROWS = np.zeros(N_TOTALS)
