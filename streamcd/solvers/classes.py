@@ -40,9 +40,7 @@ class ClassSolver(RowSolver):
     Learning 85 (2011).
     """
 
-    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
-        super().__init__(problem, dataset, options)
-        self.arrays += ARRAYS
+    arrays: tuple[Array, ...] = ARRAYS
 
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
@@ -125,6 +123,7 @@ class FreeBiasClassSolver(ClassSolver):
     their values.
     """
 
+    arrays = (*ARRAYS, *FREE_BIAS_ARRAYS)
     always_sums = True  # the mixture asks for the sums of a read
 
     sums = (
@@ -134,10 +133,6 @@ class FreeBiasClassSolver(ClassSolver):
             axes=("features", "vectors"),
         ),
     )
-
-    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
-        super().__init__(problem, dataset, options)
-        self.arrays += FREE_BIAS_ARRAYS
 
     def sum_alpha(
         self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray

@@ -43,9 +43,10 @@ class DualSolver(RowSolver):
     (`over_relaxation`) and the logistic loss (Newton's method to `inner_tolerance`).
     """
 
+    arrays = (*ARRAYS, *over_relaxation.ARRAYS)
+
     def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
         super().__init__(problem, dataset, options)
-        self.arrays += (*ARRAYS, *over_relaxation.ARRAYS)
         adapts = self.acceleration is not None and self.acceleration.adapts
         self._steps_apart = adapts and problem.n_lanes == 1 and problem.n_features < MOST_COPIED
         self._copies = np.zeros((2, 0))  # of w, for two threads

@@ -18,7 +18,7 @@ import numpy as np
 from ..dataset.dataset import Dataset
 from ..kernels import newton as kernels
 from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratch, Sums
-from ..kernels.primitives import N_TOTALS, UNIT, Total
+from ..kernels.primitives import UNIT, Total
 from ..stream.arenas import RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
@@ -33,7 +33,6 @@ from .protocol import (
     all_rows,
     certificate,
     deviation,
-    relative_violation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
 from .registry import SolverOptions
@@ -63,10 +62,14 @@ ARRAYS = (
 
 
 class NewtonSolver(Solver):
-    """Newton's method for smooth losses of margins and targets, for data with few features."""
+    """Newton's method for smooth losses of margins and targets, for data with few features.
+
+    Problem: ``min_w g(w) + Σ C_i loss_i(s_i w·x_i)`` of every lane, g being L2, L1 or both. A read at w gives the objective,
+    its gradient and its Hessian, and the next read is made at the minimum of that model, or nearer where it led too far.
+    Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET, for L1.
+    """
 
     warm_start: Start = "w"
-
     arrays = ARRAYS
 
     def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
@@ -96,12 +99,6 @@ class NewtonSolver(Solver):
             advice=f"give a larger --memory, or take {way}, which needs no matrix",
         )
 
-    def _new_sums(self) -> Sums:
-        n_lanes = self.problem.n_lanes
-        size = self._size
-        shapes = (2, size), (size, size), (N_LINE,), (size,), (N_TOTALS,)
-        return Sums(*(np.zeros((n_lanes, *shape)) for shape in shapes))
-
     def _sums_of(self, state: State) -> Sums:
         return Sums(*(getattr(state, name) for name in Sums._fields))
 
@@ -117,7 +114,11 @@ class NewtonSolver(Solver):
     # -- a read
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Add a window's rows to the sums; before the first window, move w to where the read is made."""
+        """Add a window's rows to the sums of its read.
+
+        Given: w, `step`, which led to it, and `line_share`. Changed in place: `v`, `hessian`, `line`, `start`, the totals;
+        with the first window of lanes that train again after their end also w and `step`. `order` is room for the rows.
+        """
         if window.number == 0:
             self.begin_read(state)
         self.add_window(window, state, order)
@@ -125,18 +126,14 @@ class NewtonSolver(Solver):
     def begin_read(self, state: State) -> None:
         """Clear the sums; lanes that train again after their end are moved first."""
         lanes = state.lanes_in(TRAIN, CERTIFY)
-        begun = state.begun
         self._move_lanes(state, state.lanes_in(TRAIN))
         for array in self._sums_of(state):
             array[lanes] = 0.0
         state.step[state.lanes_in(CERTIFY)] = 0.0
-        begun[lanes] = True
+        state.begun[lanes] = True
 
     def add_window(self, window: Window, state: State, order: np.ndarray) -> None:
-        """Add a window's rows to the sums, in parts: of the rows, or of the Hessian's rows where that is large.
-
-        `order` is room for the rows' offsets.
-        """
+        """Add a window's rows to the sums, in parts: of the rows, or of the Hessian's rows where that is large."""
         rows = rows_of(window)
         order = all_rows(window, order)
         lanes = state.lanes_in(TRAIN, CERTIFY)
@@ -150,7 +147,8 @@ class NewtonSolver(Solver):
         while len(self._scratch) < _PARTS:
             block = kernels.BLOCK
             self._scratch.append(Scratch(np.zeros(block, np.int64), np.zeros(block), np.zeros((block, size))))
-            self._parts += [self._new_sums()] if n_parts > 1 else []
+            if n_parts > 1:
+                self._parts.append(Sums(*map(np.zeros_like, sums)))
         if self._parts:
             whole = np.array([0, size])
             each = list(zip(np.array_split(order, n_parts), [whole] * n_parts, self._parts, strict=True))
@@ -176,12 +174,11 @@ class NewtonSolver(Solver):
         return np.hstack([state.w, state.step.T])
 
     def begin_part(self, state: State, sent: np.ndarray) -> None:
-        """Take what `to_send` returned, on a worker, and clear all sums."""
+        """Take what `to_send` returned, in a worker's new state."""
         n = state.w.shape[1]
         state.w[:] = sent[:, :n]
         state.step[:] = sent[:, n:].T
-        for array in self._sums_of(state):
-            array[:] = 0.0
+        state.totals[:] = 0.0
 
     def sums(self, state: State) -> dict[str, np.ndarray]:
         """Return copies of the sums of a read."""
@@ -245,9 +242,7 @@ class NewtonSolver(Solver):
     def _violation(self, state: State) -> np.ndarray:
         """Return `relative_violation`; with l1 of the 1-norm of the smallest subgradient."""
         norm = slope_norms(self.problem, _by_lane(state.w), state.v.sum(axis=1))
-        return relative_violation(
-            self.problem, self.dataset.class_counts, state, norm, self._start_norm(state)
-        )
+        return self.relative_violation(state, norm, self._start_norm(state))
 
     def _start_norm(self, state: State) -> np.ndarray:
         start = state.start

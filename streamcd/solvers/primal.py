@@ -52,7 +52,6 @@ from .protocol import (
     State,
     all_rows,
     certificate,
-    relative_violation,
 )
 from .registry import SolverOptions
 
@@ -80,10 +79,12 @@ EXTRAPOLATION_ARRAYS = (
 
 
 class PrimalSolver(Solver):
-    """Primal coordinate descent for losses with a curvature: every coordinate once a pass, in random order.
+    """Primal coordinate descent for losses with a curvature.
 
-    Or, `with_replacement`, as many coordinates drawn uniformly at random (Algorithm 3): a window makes as many draws as it
-    holds features, so each feature has one expected visit per pass, whatever the chunks.
+    Problem: ``min_w ½‖w‖² + Σ C_i loss_i(w·x_i)`` of every lane, by one w_j after another: a Newton step, shortened until
+    the objective falls enough. Primal visits every coordinate once a pass, in random order. Online draws as many uniformly
+    at random (Algorithm 3): a window makes as many draws as it holds features, so each has one expected visit per pass,
+    whatever the chunks. Source: Chang, Hsieh, Lin, JMLR 9 (2008).
     """
 
     warm_start: Start = "w and scores"
@@ -139,7 +140,12 @@ class PrimalSolver(Solver):
         nothing.estimate(state, lanes)
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w, then train the others."""
+        """Visit a window's columns once.
+
+        Given: lanes at fixed w (CERTIFY) and lanes that train. Changed in place: of the former the totals, `fresh` and, with
+        the first window, `score`, which becomes the rows' pull; of the latter w, `score` and the totals, with the first
+        window also `previous` and `previous_score`. `order` is room for the window's columns and the bias.
+        """
         certifying = state.lanes_in(CERTIFY)
         training = state.lanes_in(TRAIN)
         if certifying.size:
@@ -233,7 +239,7 @@ class PrimalSolver(Solver):
     def _violation(self, state: State) -> np.ndarray:
         norm = np.sqrt(2.0 * state.totals[:, Total.GAP])
         start = np.sqrt(state.totals[:, Total.DUAL])
-        return relative_violation(self.problem, self.dataset.class_counts, state, norm, start)
+        return self.relative_violation(state, norm, start)
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
         """Estimate the gaps by the columns' terms; the objectives are the scores', exact but for their drift.

@@ -147,19 +147,22 @@ class State:
             if self.position.any() or array.ndim < 2 or array.any()
         }
 
-    def load_arrays(self, arrays: dict[str, np.ndarray], rank: np.ndarray) -> None:
-        """Load what `stored_arrays` returned, and drop it array by array: there may not be memory for two of each.
+    def load_arrays(
+        self, arrays: Mapping[str, np.ndarray], rank: np.ndarray, beside: Iterable[str] = ()
+    ) -> None:
+        """Load what `stored_arrays` returned, array by array: there may not be memory for two of each.
 
-        Arrays over features are copied, others are taken as they are. Raises `ValueError` where one is missing, is not
-        declared, or has another shape or type.
+        Raises `ValueError` where one is missing, neither declared nor one of those `beside`, or has another shape or type.
         """
+        if undeclared := set(arrays).difference(self.declared, beside):
+            raise ValueError(f"{min(undeclared)} is not of this training")
         begun = bool(arrays["position"].any())
         for name, expected in self.declared.items():
             if name not in arrays:
                 if not expected.temporary and (begun or len(expected.axes) < 2):
                     raise ValueError(f"{name} is missing")
                 continue
-            array = arrays.pop(name)
+            array = arrays[name]
             if array.shape != expected.shape(self.sizes) or array.dtype != expected.dtype:
                 raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
             if expected.axes[:1] != ("features",):
@@ -168,8 +171,6 @@ class State:
             rows = SourceRows(self.__dict__[name], rank)
             for block in rows.blocks():
                 rows[block] = array[block]
-        if arrays:
-            raise ValueError(f"{min(arrays)} is not of this training")
 
 
 NO_ROWS = np.zeros(N_TOTALS)
@@ -194,7 +195,7 @@ ARRAYS = (
 """State of every solver."""
 
 START_NORM = Array("start_norm", "‖∇f(0)‖, which the first read sums up; nan before", initial=np.nan)
-"""State of solvers that report `relative_violation`."""
+"""State of solvers that report `Solver.relative_violation`."""
 
 
 def new_totals(n_lanes: int) -> np.ndarray:
@@ -296,21 +297,19 @@ class Solver(ABC):
         """Estimate the gaps after a pass of the lanes `trained`; None where every pass is a read at fixed w itself."""
         return None
 
+    def relative_violation(self, state: State, norm: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
 
-def relative_violation(
-    problem: Problem, class_counts: np.ndarray | None, state: State, norm: np.ndarray, start: np.ndarray
-) -> np.ndarray:
-    """Compute ``‖∇f(w)‖ / ‖∇f(0)‖ · n / min(n₊, n₋)``, which LIBLINEAR's primal solvers compare with eps.
-
-    `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
-    """
-    side = np.ones(problem.n_lanes)
-    if not problem.has_targets:
-        assert class_counts is not None
-        plus, minus = (class_counts @ (sign * problem.sign > 0) for sign in (1, -1))
-        side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
-    scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
-    return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+        `norm` are the lanes' ``‖∇f(w)‖``; `start` ``‖∇f(0)‖`` where the state does not have it yet.
+        """
+        side = np.ones(self.problem.n_lanes)
+        counts = self.dataset.class_counts
+        if not self.problem.has_targets:
+            assert counts is not None
+            plus, minus = (counts @ (sign * self.problem.sign > 0) for sign in (1, -1))
+            side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
+        scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
+        return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

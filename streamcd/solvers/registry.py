@@ -75,25 +75,26 @@ def make_solver(
     plan: Plan | None = None,
 ) -> Solver:
     """Make the solver of a problem; raises `UsageError` if the method does not train it."""
-    return _solver_type(problem, method)(
-        problem, dataset, SolverOptions(method, seed, omega, acceleration, plan)
-    )
+    solver, options = _choose(problem, SolverOptions(method, seed, omega, acceleration, plan))
+    return solver(problem, dataset, options)
 
 
 def solver_memory(
     problem: Problem, method: str, dataset: Dataset, *, acceleration: float | str = "none"
 ) -> SolverMemory:
     """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
-    options = SolverOptions(method, acceleration=acceleration)
-    return _solver_type(problem, method).memory_of(problem, dataset, options)
+    solver, options = _choose(problem, SolverOptions(method, acceleration=acceleration))
+    return solver.memory_of(problem, dataset, options)
 
 
-def _solver_type(problem: Problem, method: str) -> type[Solver]:
-    entry = check_combination(problem, method)
+def _choose(problem: Problem, options: SolverOptions) -> tuple[type[Solver], SolverOptions]:
+    """Return the class of a problem's solver, and options that it has."""
+    entry = check_combination(problem, options.method)
+    if not entry.accelerates:
+        options = options._replace(acceleration="none")
     name = _FREE_BIAS.get(entry.solver, entry.solver) if problem.free_bias else entry.solver
     module, _, name = name.partition(".")
-    solver: type[Solver] = getattr(import_module(f".{module}", __package__), name)
-    return solver
+    return getattr(import_module(f".{module}", __package__), name), options
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:

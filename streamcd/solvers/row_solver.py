@@ -67,7 +67,7 @@ class RowSolver(Solver):
     def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
         super().__init__(problem, dataset, options)
         self.acceleration = make_acceleration(problem, options.acceleration, dataset)
-        self.arrays = (*ARRAYS, *self.sums, *(ACCELERATION_ARRAYS if self.acceleration else ()))
+        self.arrays = (*ARRAYS, *self.arrays, *self.sums, *(ACCELERATION_ARRAYS if self.acceleration else ()))
 
     def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read: w = 0."""

@@ -47,11 +47,8 @@ class TwinSorSolver(RowSolver):
     """
 
     warm_start: Start = "alpha"
+    arrays = (*ARRAYS, *over_relaxation.ARRAYS)
     always_sums = True  # the own rows' variables are made by a read at fixed w
-
-    def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
-        super().__init__(problem, dataset, options._replace(acceleration="none"))
-        self.arrays += (*ARRAYS, *over_relaxation.ARRAYS)
 
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:

@@ -51,7 +51,6 @@ from .protocol import (
     certificate,
     deviation,
     new_totals,
-    relative_violation,
 )
 from .quadratic_model import Penalty, slope_norms
 from .registry import SolverOptions
@@ -156,7 +155,11 @@ class WorkingSetSolver(Solver):
     # -- a read
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Sum up a window's columns, and hold those that are near."""
+        """Sum up a window's columns, and hold those that are near.
+
+        Given: w and `score` of the read's beginning. Changed in place: the totals, and what is not of the state: the sums of
+        the read (`Read`) and the held columns, which are solved for where they have no room. `order` is room for columns.
+        """
         lanes = state.lanes_in(TRAIN, CERTIFY)
         if window.number == 0:
             self._begin_read(window, state, lanes)
@@ -307,10 +310,8 @@ class WorkingSetSolver(Solver):
 
         with np.errstate(all="ignore"):  # the loop says what is wrong
             self.threads.run([partial(certify, lane) for lane in range(problem.n_lanes)])
-        counts = self.dataset.class_counts
-        violation = relative_violation(
-            problem, counts, state, self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
-        )
+        norms = self._slope_norms(state.w), self._slope_norms(np.zeros_like(state.w))
+        violation = self.relative_violation(state, *norms)
         proof = certificate(primal, gap, violation, float(max(self.dataset.n_rows, n)) + 100.0)
         state.totals[:, Total.GAP] = proof["gap"]
         state.totals[:, Total.LOSS] = primal

@@ -43,6 +43,9 @@ RUN = Kind(
     "restore it, or train again with --force",
 )
 
+ARRAYS = ("identity", "log_bytes", "log_crc")
+"""Arrays of a checkpoint beside the state and the slots."""
+
 _OWN_KEYS = ("format", "format_version", SEAL, "identity", WRITER)  # of config.json
 LINE_BYTES = (
     1 << 20
@@ -87,7 +90,7 @@ class Run:
     def write_state(self, arrays: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
         """Replace ``state.npz``, atomically; it records length and checksum of the log, and refers to `files`.
 
-        The first lines of the log get their name after the first state: without a state there is no log (`read_state`).
+        The first lines of the log get their name after the first state: without a state there is no log (`open_state`).
         """
         if not self.state_path.exists():
             # for the names of the slots' folder and of the early log
@@ -106,25 +109,28 @@ class Run:
         self._early_lines = None
         self._unsynced.clear()
 
-    def read_state(self, room: int) -> dict[str, np.ndarray] | None:
-        """Read the arrays of the last checkpoint, and truncate the log to it; returns None if there is none yet.
+    @contextmanager
+    def open_state(self, room: int) -> Iterator[Mapping[str, np.ndarray]]:
+        """Open the arrays of the last checkpoint, if any, each of which is read when it is got; then cut the log to it.
 
         A state much larger than `room` bytes is refused before it is read.
         """
-        arrays = read_arrays(self.state_path, identity=self.identity, room=room + LINE_BYTES)
-        if arrays is None:
+        numbers = read_arrays(self.state_path, ("log_bytes", "log_crc"), self.identity, room + LINE_BYTES)
+        if numbers is None:
             refuse_lost_state(self.state_path, self.log_path)
-            return None
-        del arrays["identity"]
+            yield {}
+            return
         with _damage_named(self.state_path):
-            log = int(arrays.pop("log_bytes")), int(arrays.pop("log_crc"))
+            log = int(numbers["log_bytes"]), int(numbers["log_crc"])
         if self.log_path.exists():
             check_log(self.log_path, *log)  # safety: identity::same_shape[log.jsonl-resident]
             self._log_bytes, self._log_crc = log
+        with _open_archive(self.state_path), np.load(self.state_path, allow_pickle=False) as arrays:
+            yield arrays
+        if self.log_path.exists():
             with file_named(self.log_path), open(self.log_path, "ab") as file:
                 file.truncate(self._log_bytes)  # safety: resume::log_is_cut_back
         self._early_lines = None
-        return arrays
 
     def append_log(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``log.jsonl``."""
@@ -200,8 +206,10 @@ class MemoryRun:
         """Keep the arrays, not copied."""
         self._arrays = arrays
 
-    def read_state(self, room: int) -> None:
-        """Return None: every run in memory is new."""
+    @contextmanager
+    def open_state(self, room: int) -> Iterator[Mapping[str, np.ndarray]]:
+        """Open no arrays: every run in memory is new."""
+        yield {}
 
     def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         return self._slots

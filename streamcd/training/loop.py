@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, Interrupted, StreamcdError
+from ..core.errors import Interrupted, StreamcdError
 from ..core.files import Positive
 from ..core.memory_budget import make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
@@ -27,7 +27,7 @@ from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array
 from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import Plan, planned_bytes
 from ..stream.stream import Stream
-from . import stopping
+from . import checkpoint, stopping
 from .checkpoint import AnyRun, Run
 from .result import Outcome
 from .stopping import (
@@ -200,20 +200,15 @@ class TrainingLoop(ABC):
 
     def _restore_checkpoint(self) -> None:
         """Continue from the last checkpoint, or begin a new run."""
-        arrays = self.directory.read_state(self.state.most_bytes + self.dataset.n_chunks)
-        if arrays is None:
-            # until its first checkpoint, resuming a run begins anew
-            self.slots.allocate()
-            if self.warm_start is not None:
-                self.warm_start.begin(self.state, self.solver, self.slots, self.rank)
-            return
-        try:
-            self.slots.restore(arrays.pop("slots"))
-            self.state.load_arrays(arrays, self.rank)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.directory.state_path}: does not fit the run's configuration ({error}); train again with --force"
-            ) from None
+        with self.directory.open_state(self.state.most_bytes + self.dataset.n_chunks) as arrays:
+            if arrays:
+                self.slots.restore(arrays["slots"])
+                self.state.load_arrays(arrays, self.rank, beside=("slots", *checkpoint.ARRAYS))
+            else:
+                # until its first checkpoint, resuming a run begins anew
+                self.slots.allocate()
+                if self.warm_start is not None:
+                    self.warm_start.begin(self.state, self.solver, self.slots, self.rank)
         self.seconds_before = float(self.state.seconds)
         self.bytes_before = int(self.state.bytes_read)
 
