@@ -116,7 +116,8 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
 def resume(run: str | Path, options: ResumeOptions) -> Result:
     """Resume a run from its last checkpoint, also one that ended without convergence.
 
-    A run that has converged (by its own rule, or by `tol` if that is given) is not changed, and the listener is told.
+    A run that has converged (by its own rule, or by `tol` if that is given) is not changed, and the listener is told. With
+    ``max_passes=1`` one that was interrupted finishes the pass begun, certifies its gap and writes its model.
 
     Parameters
     ----------
