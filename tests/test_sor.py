@@ -116,6 +116,6 @@ def test_a_run_begun_with_another_version_is_told_when_it_is_resumed(
     monkeypatch.setattr(Listener, "warning", lambda _, text: said.append(text))
     resume(tmp_path / "run", max_passes=2)
     assert not said
-    monkeypatch.setattr("streamcd.runs.config.versions", lambda: {**versions(), "numba": "0.1"})
+    monkeypatch.setattr("streamcd.runs.run.versions", lambda: {**versions(), "numba": "0.1"})
     resume(tmp_path / "run", max_passes=3)
     assert "last digits may differ" in " ".join(said)
