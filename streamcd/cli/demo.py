@@ -136,8 +136,8 @@ class _Demo:
             evaluation = self._command("evaluate", message, *self.options["evaluate"])
         budget = parse_size(memory)
         peak = max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
-        runs = (self.directory / name / "model" / "weights.npy" for name in ("run-whole", "run-killed"))
-        weights_equal = len({path.read_bytes() for path in runs}) == 1
+        models = (self.directory / name / "model" for name in ("run-whole", "run-killed"))
+        weights_equal = len({next(model.glob("weights.np?")).read_bytes() for model in models}) == 1
         converged = whole["converged"] and resumed["converged"]
         return {
             "ok": weights_equal and converged and peak <= budget,

@@ -183,7 +183,8 @@ class Encoding:
         ends = {"number": [], "category": ["="], "hashed": [], "sparse": ["["]}
         derived = [(one.name, [*ends[one.kind], *[_IS_MISSING] * one.indicated]) for one in self.columns]
         for name, suffixes in [*derived, ("hash", [" "] if self.bits else [])]:
-            stem, number = name, 0
+            stem = name
+            number = 0
             # of sorted names those with a beginning stand where it would
             while (number and stem in names) or any(
                 next(iter(names[bisect_left(names, begin) :]), "").startswith(begin)
@@ -196,7 +197,8 @@ class Encoding:
 
     def feature_names(self, features: np.ndarray) -> Iterator[str]:
         """Name features: as ``column``, ``column=a``, ``column is missing``, ``hash n``, ``column[i]``."""
-        starts, n_before = self.first_features(), self.categories_before()
+        starts = self.first_features()
+        n_before = self.categories_before()
         numbers = np.searchsorted(starts, features, side="right") - 1
         for feature, number in zip(features.tolist(), numbers.tolist(), strict=True):
             if feature < int(starts[number]) + self.columns[number].n_features:
@@ -211,7 +213,10 @@ class Encoding:
         """Name ascending features in an array of Arrow's, those of each column's strings at once."""
         from ..dataset.arrow_columns import arrow_strings, joined_arrays, prefixed_strings
 
-        starts, n_before, done, parts = self.first_features(), self.categories_before(), 0, []
+        starts = self.first_features()
+        n_before = self.categories_before()
+        done = 0
+        parts = []
         for number, column in enumerate(self.columns):
             if not column.n_categories:
                 continue
@@ -284,7 +289,8 @@ def read_encoding(file: Location, record: EncodingRecord | None, *, held: bool =
 
 def encoding_of(dataset: Any, *, held: bool = True) -> Encoding | None:
     """Read the encoding of a dataset (see `read_encoding`); None if its data did not come from a table."""
-    record, place = dataset.manifest.get("encoding"), dataset.path / "manifest.json"
+    record = dataset.manifest.get("encoding")
+    place = dataset.path / "manifest.json"
     if record is not None:
         record = as_structure(record, EncodingRecord, f"{place}: the encoding of the table")
     return read_encoding(dataset.file(CATEGORIES_FILE), record, held=held)
@@ -312,7 +318,8 @@ def first_feature_names(dataset: Any) -> list[str] | None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Values that an encoding has no feature for, counted by column
 
-_LISTED, _EXAMPLE = 3, 40  # columns; characters
+_LISTED = 3  # columns
+_EXAMPLE = 40  # characters
 
 
 class Unknown(NamedTuple):

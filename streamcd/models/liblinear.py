@@ -206,7 +206,9 @@ def _read(file: TextIO) -> Model:
         raise ValueError(
             f"solver_type {lines['solver_type']} is no problem of LIBLINEAR's; expected one of {', '.join(_PROBLEMS)}"
         )
-    n_classes, n_features, bias = int(lines["nr_class"]), int(lines["nr_feature"]), float(lines["bias"])
+    n_classes = int(lines["nr_class"])
+    n_features = int(lines["nr_feature"])
+    bias = float(lines["bias"])
     labels = [] if LOSSES[loss].has_targets else [int(text) for text in lines["label"].split()]
     n_expected = len(set(labels)) or 2
     if (

@@ -39,10 +39,12 @@ class RowChecker:
         ignore_beyond: bool = False,
         first_index: int = 0,
     ) -> None:
-        self._dtype, self._bounds = np.dtype(value_dtype), (least, end, ignore_beyond)
+        self._dtype = np.dtype(value_dtype)
+        self._bounds = (least, end, ignore_beyond)
         self._first_index = first_index  # of a matrix's first column
         self.state = np.zeros(kernels.N_STATE, np.int64)
-        self.state[kernels.MAX_INDEX], self.largest_index = -1, first_index - 1
+        self.state[kernels.MAX_INDEX] = -1
+        self.largest_index = first_index - 1
 
     def check(self, rows: CSR, message: Callable[[int, int, bool], str]) -> CSR:
         """Return rows without zeros and repeated indices.
@@ -82,14 +84,16 @@ class MatrixEncoder(RowChecker):
         # the index of the last column, also where it is one of zeros
         self.largest_index = max(self.largest_index, matrix.shape[1] - 1 + self._first_index)
         self.state[kernels.ZERO_INDEX] = not self._first_index
-        n_rows, start = matrix.shape[0], 0
+        n_rows = matrix.shape[0]
+        start = 0
         while start < n_rows:
             if isinstance(matrix, np.ndarray):
                 stop = min(start + max(BLOCK_CELLS // max(matrix.shape[1], 1), 1), n_rows)
                 block = matrix[start:stop]
                 cells = np.nonzero(block)
                 starts = starts_of(np.count_nonzero(block, axis=1))
-                index, value = cells[1], block[cells]
+                index = cells[1]
+                value = block[cells]
             else:
                 most = matrix.indptr[start] + BLOCK_CELLS
                 stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
@@ -185,12 +189,15 @@ def matrix_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not X.has_canonical_format:
             X = X.copy()
             X.sum_duplicates()
-        indptr, n_entries = X.indptr.astype(np.int64, copy=False), X.indptr[-1]
-        feature, value = X.indices[:n_entries], X.data[:n_entries]
+        indptr = X.indptr.astype(np.int64, copy=False)
+        n_entries = X.indptr[-1]
+        feature = X.indices[:n_entries]
+        value = X.data[:n_entries]
     else:
         X = np.ascontiguousarray(X)
         present = X != 0
         indptr = starts_of(np.count_nonzero(present, axis=1))
-        feature, value = np.nonzero(present)[1], X[present]
+        feature = np.nonzero(present)[1]
+        value = X[present]
     number = np.float32 if value.dtype == np.float32 else np.float64
     return indptr, feature.astype(row_dtype(X.shape[1]), copy=False), value.astype(number, copy=False)

@@ -55,8 +55,12 @@ def largest_weights(
 
     Of equal ones those of the first rows come first.
     """
-    column, row, weight, size = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0)
-    least, n_nonzero = np.full(n_columns, -1.0), np.zeros(n_columns, np.int64)
+    column = np.empty(0, np.int64)
+    row = np.empty(0, np.int64)
+    weight = np.empty(0)
+    size = np.empty(0)
+    least = np.full(n_columns, -1.0)
+    n_nonzero = np.zeros(n_columns, np.int64)
     for start, block in blocks:
         n_nonzero += np.count_nonzero(block, axis=0)
         sizes = np.abs(block)
@@ -70,7 +74,10 @@ def largest_weights(
         order = np.lexsort((row, -size, column))
         first = np.searchsorted(column[order], np.arange(n_columns))
         kept = order[np.arange(order.size) - first[column[order]] < most]
-        column, row, weight, size = column[kept], row[kept], weight[kept], size[kept]
+        column = column[kept]
+        row = row[kept]
+        weight = weight[kept]
+        size = size[kept]
         ends = np.cumsum(np.bincount(column, minlength=n_columns))
         full = (np.diff(ends, prepend=0) == most) & (most > 0)
         least[full] = size[ends[full] - 1]

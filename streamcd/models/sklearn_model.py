@@ -20,7 +20,8 @@ def sklearn_estimator(model: Any) -> Any:
         (model.scaling.normalize != "none", f"{expected} those of rows of unit norm (convert --normalize)"),
         (of_code, f"{expected} vectors of another code matrix than one-vs-rest"),
     )
-    weights, intercept = np.ascontiguousarray(model.source_weights.T), np.array(model.intercept)
+    weights = np.ascontiguousarray(model.source_weights.T)
+    intercept = np.array(model.intercept)
     made = _unfitted(model)
     if model.has_targets:
         return _fitted(
@@ -30,7 +31,8 @@ def sklearn_estimator(model: Any) -> Any:
     if (
         classes.size == 2 and not model.is_binary
     ):  # a vector for each of two classes: their difference decides
-        weights, intercept = weights[1:] - weights[:1], intercept[1:] - intercept[:1]
+        weights = weights[1:] - weights[:1]
+        intercept = intercept[1:] - intercept[:1]
     if model.loss != "log_loss" or classes.size == 2:
         return _fitted(made, weights, intercept, classes)
     from sklearn.multiclass import OneVsRestClassifier
@@ -42,7 +44,8 @@ def sklearn_estimator(model: Any) -> Any:
         for k in range(classes.size)
     ]
     several.label_binarizer_ = LabelBinarizer(sparse_output=True).fit(classes)
-    several.classes_, several.n_features_in_ = classes, weights.shape[1]
+    several.classes_ = classes
+    several.n_features_in_ = weights.shape[1]
     return several
 
 
@@ -54,7 +57,8 @@ def _unfitted(model: Any) -> Any:
         raise UsageError(
             "to_sklearn needs scikit-learn; install it by: pip install 'streamcd[sklearn]'"
         ) from None
-    C, has_intercept = model.C or 1.0, model.bias > 0
+    C = model.C or 1.0
+    has_intercept = model.bias > 0
     penalty = "l1" if model.l1 and not model.l2 else "l2"
     if model.loss in ("hinge", "squared_hinge"):
         return svm.LinearSVC(loss=model.loss, penalty=penalty, C=C, fit_intercept=has_intercept)
@@ -77,7 +81,9 @@ def _unfitted(model: Any) -> Any:
 
 
 def _fitted(made: Any, coef: np.ndarray, intercept: Any, classes: np.ndarray | None = None) -> Any:
-    made.coef_, made.intercept_, made.n_iter_ = coef, intercept, 1
+    made.coef_ = coef
+    made.intercept_ = intercept
+    made.n_iter_ = 1
     made.n_features_in_ = coef.shape[-1]
     if classes is not None:
         made.classes_ = classes

@@ -65,7 +65,9 @@ class TableEncoder:
         *bounds: Any,
         message: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
-        self.encoding, self.message, self._grows = encoding, message, table is not None
+        self.encoding = encoding
+        self.message = message
+        self._grows = table is not None
         self._dictionaries: dict[str, tuple[Any, np.ndarray, np.ndarray, np.ndarray]] = {}
         self._features = np.empty(0, np.int64)
         self._table = StringTable() if table is None else table
@@ -78,10 +80,12 @@ class TableEncoder:
         # codes of numbers and indicators, while categories are provisional
         self._n_static = encoding.n_static
         own = encoding.without_counts() if self._grows else encoding
-        self._starts, self._indicators = own.first_features(), own.indicator_features()
+        self._starts = own.first_features()
+        self._indicators = own.indicator_features()
         columns = [(k, column) for k, column in enumerate(encoding.columns) if column.kind != "sparse"]
         self._columns = sorted(columns, key=lambda item: item[1].kind == "hashed")
-        self._cells, self._lists = RowChecker(value_dtype), RowChecker(value_dtype, *bounds)
+        self._cells = RowChecker(value_dtype)
+        self._lists = RowChecker(value_dtype, *bounds)
         self.unseen: dict[str, Unknown] = {}  # values of unknown categories, by column
         # by column and form, strings that are no numbers, in columns where nearly all are
         self.odd: dict[tuple[str, int], Unknown] = {}
@@ -129,14 +133,16 @@ class TableEncoder:
     def encode(self, batch: Any) -> Iterator[EncodedRows]:
         """Encode an Arrow record batch that has the encoding's columns, a block of rows at a time."""
         for start in range(0, batch.num_rows, self._block_rows):
-            block, sparse = batch.slice(start, self._block_rows), self.encoding.sparse
+            block = batch.slice(start, self._block_rows)
+            sparse = self.encoding.sparse
             parts = [self._table_rows(block, start)] if self._columns else []
             parts += [] if sparse is None else [self._sparse_rows(block, sparse, start)]
             yield EncodedRows(start, *(parts[0] if len(parts) == 1 else _joined(*parts)))
 
     def _table_rows(self, block: Any, start: int) -> CSR:
         shape = block.num_rows, len(self._columns)
-        features, values = np.empty(shape, np.int64), np.ones(shape)
+        features = np.empty(shape, np.int64)
+        values = np.ones(shape)
         features[:] = [self._starts[number] for number, _ in self._columns]
         for at, (number, column) in enumerate(self._columns):
             if column.kind == "number":
@@ -144,7 +150,8 @@ class TableEncoder:
                 missing = np.isnan(values[:, at])
             else:
                 (_, codes, signs, forms), places = self._codes(block, number, column)
-                features[:, at], missing = codes[places], places < 0
+                features[:, at] = codes[places]
+                missing = places < 0
                 if column.name in self._may_be_numbers:
                     self._count_odd(block, column.name, forms[places], start)
                 if column.kind == "hashed":
@@ -159,10 +166,8 @@ class TableEncoder:
                 way = "give --missing zero (or indicator), or " if self._grows else ""
                 raise DataError(f"{place}: expected a value, found none; {way}correct the row")
             if column.kind != "hashed":
-                features[missing, at], values[missing, at] = (
-                    self._indicators.get(number, MISSING),
-                    1.0,
-                )
+                features[missing, at] = self._indicators.get(number, MISSING)
+                values[missing, at] = 1.0
         n_hashed = sum(column.kind == "hashed" for _, column in self._columns)
         if n_hashed:  # ascending, so that those of one bucket are added up
             order = np.argsort(features[:, -n_hashed:], axis=1)
@@ -284,7 +289,8 @@ def _joined(rows: CSR, more: CSR) -> CSR:
     """Join the entries of every row of two tables, the second one's after the first one's."""
     row = [np.repeat(np.arange(part.indptr.size - 1), np.diff(part.indptr)) for part in (rows, more)]
     order = np.argsort(np.concatenate(row), kind="stable")
-    feature, value = np.append(rows.feature, more.feature), np.append(rows.value, more.value)
+    feature = np.append(rows.feature, more.feature)
+    value = np.append(rows.value, more.value)
     return CSR(rows.indptr + more.indptr, feature[order], value[order])
 
 
@@ -344,11 +350,15 @@ class StringTable:
         return out
 
     def _make_room(self, n_more: int, more_bytes: int, name: str) -> None:
-        n, (slots, hashes, columns, ends, arena) = self.size, self._arrays
-        room, n_bytes = n + n_more, int(ends[n]) + more_bytes
+        n = self.size
+        (slots, hashes, columns, ends, arena) = self._arrays
+        room = n + n_more
+        n_bytes = int(ends[n]) + more_bytes
         if room > hashes.size:
             size = max(room, 3 * hashes.size // 2)
-            hashes, columns, ends = enlarged(hashes, size), enlarged(columns, size), enlarged(ends, size + 1)
+            hashes = enlarged(hashes, size)
+            columns = enlarged(columns, size)
+            ends = enlarged(ends, size + 1)
         if 2 * room > slots.size:
             slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
             fill_slots(hashes, n, slots)

@@ -27,15 +27,19 @@ class _Evaluation:
     """Sums over the rows seen so far."""
 
     def __init__(self, model: Model, roc: RocArea) -> None:
-        self.model, self.roc = model, roc
+        self.model = model
+        self.roc = roc
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
-        self.all, self.known = WeightedMeans(), WeightedMeans()  # rows, and those whose label the model knows
+        self.all = WeightedMeans()
+        self.known = WeightedMeans()  # rows, and those whose label the model knows
         self.loss = 0.0
         self.costs = None if model.C is None or model.has_targets else model.class_costs()
         # of each label, those that the model does not know among them: rows, and their weights by predicted class
-        self.labels, k = model.classes, model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
-        self.label_rows, self.confusion = np.zeros(k, dtype=np.int64), np.zeros((k, k))
+        self.labels = model.classes
+        k = model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
+        self.label_rows = np.zeros(k, dtype=np.int64)
+        self.confusion = np.zeros((k, k))
 
     def add(self, rows: ScoredBlock) -> None:
         self.n_rows += rows.label.size
@@ -48,14 +52,18 @@ class _Evaluation:
         self.loss += float(losses_of(self.model.row_loss, rows.label, predicted, rows.weight).sum())
 
     def _add_classes(self, rows: ScoredBlock) -> None:
-        model, decisions, weight = self.model, rows.decisions, rows.weight
+        model = self.model
+        decisions = rows.decisions
+        weight = rows.weight
         predicted = model.decoder.predicted_classes(decisions)
         place, known = class_indices(model.classes, rows.label)
         self.all.add(weight, accuracy=known & (place == predicted))
         self._add_confusion(rows.label, predicted, weight)
         if not known.all():
             self.n_unknown += int((~known).sum())
-            place, decisions, weight = place[known], decisions[known], weight[known]
+            place = place[known]
+            decisions = decisions[known]
+            weight = weight[known]
         figures = {}
         if model.has_probabilities:
             figures["log_loss"] = -model.log_probabilities(decisions)[np.arange(place.size), place]
@@ -84,7 +92,9 @@ class _Evaluation:
         return self.labels.size <= MAX_CONFUSION_LABELS and not self.model.has_targets
 
     def result(self) -> dict[str, Any]:
-        model, total, loss = self.model, self.all.weight, self.loss
+        model = self.model
+        total = self.all.weight
+        loss = self.loss
         if not total:
             raise DataError(
                 "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
@@ -117,7 +127,8 @@ class _Evaluation:
         table[:, np.searchsorted(self.labels, self.model.classes)] = self.confusion
         if not self.weighted:
             table = table.astype(np.int64)
-        labels, by_label = [_listed_label(self.model, float(label)) for label in self.labels], []
+        labels = [_listed_label(self.model, float(label)) for label in self.labels]
+        by_label = []
         sums = (self.label_rows, table.sum(axis=1), table.sum(axis=0), np.diag(table))
         for label, n_rows, true, said, hit in zip(labels, *(of.tolist() for of in sums), strict=True):
             by_label.append(

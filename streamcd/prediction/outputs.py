@@ -73,8 +73,9 @@ class PredictionColumns:
     @cached_property
     def _labels(self) -> tuple[pa.Array, list[str], list[str]]:
         """Labels, and names of the columns of decisions and of probabilities."""
-        texts = self.model.label_texts()
-        decisions = ["decision"] if len(texts) <= 2 else [f"decision_{label}" for label in texts]
+        several = self.model.n_classes > 2
+        texts = self.model.label_texts() if several or self.proba else []
+        decisions = [f"decision_{label}" for label in texts] if several else ["decision"]
         return pa.array(self.model.label_numbers()), decisions, [f"probability_{label}" for label in texts]
 
     def table(self, first_row: int, decisions: np.ndarray, identities: InOrder | None = None) -> pa.Table:

@@ -165,12 +165,12 @@ def _tables(scorer: Scorer, columns: PredictionColumns, memory: int) -> Iterator
                 identities.add(block.identity)
             yield columns.table(int(block.source[0]), block.decisions, identities)
         return
-    identities = InOrder(dataset.read_kept(columns.identity) if columns.identity else None)
+    of_dataset = InOrder(dataset.read_kept(columns.identity)) if columns.identity else None
     n_rows = 0
     for part in in_source_order(blocks, dataset.n_rows, scorer.model.n_vectors, memory, scorer.scratch):
         for start in range(0, len(part), scorer.block_rows):
             decisions = part[start : start + scorer.block_rows]
-            yield columns.table(n_rows, decisions, identities)
+            yield columns.table(n_rows, decisions, of_dataset)
             n_rows += len(decisions)
 
 

@@ -101,7 +101,9 @@ class Scorer:
             data = open_dataset(data)
         self.model = model
         self.dataset = data if isinstance(data, Dataset) else None
-        self.files = expand(data) if is_files(data) else Files([], {}, {})
+        self.files = Files([], {}, {})
+        if self.dataset is None and is_files(data):
+            self.files = expand(data)
         self.id_column = ""
         self.listener = options.listener or Listener()
         self.counts = Counts()

@@ -31,7 +31,8 @@ class WeightedMeans:
         """Take rows' targets and predictions: the means ``mae`` and ``mse``, and what R² needs."""
         if self._first is None and target.size:
             self._first = float(target[0])
-        apart, error = target - (self._first or 0.0), target - predicted
+        apart = target - (self._first or 0.0)
+        error = target - predicted
         self.add(weight, mae=np.abs(error), mse=error**2, target=apart, square=apart**2)
 
     def __getitem__(self, name: str) -> float:
@@ -62,7 +63,8 @@ class RocArea:
         """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
         weight = np.ones(score.size) if weight is None else weight
         # descending, and -0 a tie with 0; copied, since the caller reuses its memory
-        score, signed = 0.0 - score[weight > 0], np.where(positive, weight, -weight)[weight > 0]
+        score = 0.0 - score[weight > 0]
+        signed = np.where(positive, weight, -weight)[weight > 0]
         room = self._capacity - self._n_held
         if self._bounds is None:  # the first scores are the same whatever the blocks
             self._held.append((score[:room], signed[:room]))
@@ -71,7 +73,8 @@ class RocArea:
                 return
             # 65,536 bins: one for each of some scores, and one between two of these; no more memory than scores took
             self._begin_bins(min((1 << 15) - 1, self._capacity))
-            score, signed = score[room:], signed[room:]
+            score = score[room:]
+            signed = signed[room:]
         self._count(score, signed)
 
     def _begin_bins(self, n_bounds: int) -> None:

@@ -34,7 +34,8 @@ def save_models(
     """
     models = []
     for lanes in lanes_of_models(run.problem):
-        single, setting = len(lanes) == run.problem.n_lanes, run.problem.lanes[lanes.start].setting
+        single = len(lanes) == run.problem.n_lanes
+        setting = run.problem.lanes[lanes.start].setting
         path = model_path if single else path_directory(model_path, setting)
         models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
@@ -57,7 +58,8 @@ def save_models(
 
 def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) -> list[Model]:
     """Make the models of every C and λ, in memory."""
-    models, encoding = [], encoding_of(run.dataset)
+    models = []
+    encoding = encoding_of(run.dataset)
     for lanes in lanes_of_models(run.problem):
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
@@ -132,7 +134,10 @@ def _weight_rows(
     directory: checkpoint.AnyRun, run: ResolvedRun, lanes: range, *, last: bool
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
-    problem, vectors, sources, columns = run.problem, run.problem.lane_vectors, [], []
+    problem = run.problem
+    vectors = run.problem.lane_vectors
+    sources = []
+    columns = []
     block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
     for group in run.groups:
         mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]

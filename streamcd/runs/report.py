@@ -58,7 +58,8 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
     run = local_path(run, "a run")
-    facts, scored = describe_run(run), read_scores(run)  # what is damaged is refused before anything is drawn
+    facts = describe_run(run)
+    scored = read_scores(run)  # what is damaged is refused before anything is drawn
     histories = {name: records for name, records in list(read_history(run).items())[:10] if records}
     place = _model_place(run, asked)
     sections: dict[str, list[str | Table | bytes]] = {}
@@ -78,11 +79,13 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     sections["Run"] = [run_table("", facts)]
     sections["Model"] = ["There is none yet: training has not ended."]
     if place is not None:
-        model, loaded = describe_model(place), load_model(place)
+        model = describe_model(place)
+        loaded = load_model(place)
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
         sections["Model"] = [model_table("", model), Table("made of", made_of)]
         sections["Largest weights"] = [*class_weights_tables("weights", describe_weights(loaded))]
-    options, gaps = facts["options"], [f"{name} {text}" for name, text in gap_rows(facts)]
+    options = facts["options"]
+    gaps = [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])
     lead = f"{options['loss']} by the {options['method']} method, on {facts['dataset']}: {state}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())

@@ -126,6 +126,6 @@ def contents(path: Path) -> tuple[object, ...] | None:
         return tuple(
             json.loads(file.read_bytes())["fingerprint"] for file in (manifest, columns) if file.exists()
         )
-    weights = [file for file in files_of(path) if file.name == "weights.npy"] if path.is_dir() else []
+    weights = [file for file in files_of(path) if file.stem == "weights"] if path.is_dir() else []
     weights = [file for file in weights if file.with_name("model.json").exists()]  # written last
     return tuple(file.read_bytes() for file in weights) or None
