@@ -46,7 +46,7 @@ def base(tmp_path: Path) -> Dataset:
 
 
 def train(dataset: Dataset, run: Path, **options: Any) -> streamcd.Model:
-    streamcd.train(dataset, run, tol=1e-10, **options)
+    streamcd.train(dataset, run, tol=1e-10, method="dual", **options)
     return streamcd.load_model(run)
 
 
