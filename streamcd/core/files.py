@@ -210,7 +210,7 @@ class Structure(msgspec.Struct, omit_defaults=True):
 
     def record(self) -> Any:
         """Return its fields that differ from their defaults, for JSON."""
-        return msgspec.to_builtins(self)
+        return msgspec.to_builtins(self, str_keys=True)
 
     def but(self: AnyStructure, **fields: Any) -> AnyStructure:
         """Return a copy with other values of some fields."""

@@ -423,7 +423,9 @@ class Model:
         arrays: dict[str, Any] = {}
         matrix = None
         if rows is None:
-            matrix = self.matrix if self.is_sparse else sparse_weights([self.matrix], self.matrix.shape)
+            matrix = (
+                self.matrix if self.is_sparse else sparse_weights(lambda: [self.matrix], self.matrix.shape)
+            )
         deviations = self.deviations
         if matrix is not None:
             arrays[SPARSE_FILE] = matrix

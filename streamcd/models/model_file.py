@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from ..core.errors import ModelError
@@ -44,16 +43,16 @@ class ModelFile(Structure, kw_only=True):
     free_bias: bool = False
     l1: float = 0.0
     l2: float = 1.0
-    index_base: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    index_base: Literal[0, 1] = 1
     label_kind: str = "integer"
     class_names: list[str] | None = None
-    class_weight: dict[float, float] = msgspec.field(default_factory=dict)
+    class_weight: dict[float, float] = {}  # noqa: RUF012
     ridge: float = 1.0
     slack: str = "hinge"
     parameter: float | None = None
     fingerprint: str = ""
-    versions: dict[str, str] = msgspec.field(default_factory=dict)
-    certificate: dict[str, Any] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = {}  # noqa: RUF012
+    certificate: dict[str, Any] = {}  # noqa: RUF012
     scaling: ModelScaling | None = None
     encoding: EncodingRecord | None = None
     is_sparse: bool = False
@@ -150,9 +149,7 @@ def write_model(
             categories_checksum=sums.get(CATEGORIES_FILE, ""),
             scaling=record.scaling and record.scaling.but(checksum=sums.get("scaling.npy", "")),
         )
-        description.write_bytes(
-            metadata_text(MODEL, msgspec.to_builtins(record, str_keys=True), allow_nan=False)
-        )
+        description.write_bytes(metadata_text(MODEL, record.record(), allow_nan=False))
     # files of the model that was here before
     for name in MODEL_FILES.difference(names):
         (directory / name).unlink(missing_ok=True)
@@ -205,17 +202,17 @@ def is_worth(n_nonzero: int, shape: tuple[int, int]) -> bool:
     return n_bytes >= 1 << 16 and 12 * n_nonzero <= n_bytes // 4
 
 
-def sparse_weights(blocks: Iterable[np.ndarray], shape: tuple[int, int]) -> Any:
-    """Make SciPy's CSR of weights from blocks of their rows; None where it is not worth it."""
-    import scipy.sparse as sp
-
+def sparse_weights(blocks: Callable[[], Iterable[np.ndarray]], shape: tuple[int, int]) -> Any:
+    """Make SciPy's CSR of weights from blocks of their rows, read twice; None where it is not worth it."""
     if not is_worth(0, shape):
         return None
-    parts = [sp.csr_array((0, shape[1]))]
     n_nonzero = 0
-    for block in blocks:
+    for block in blocks():
         n_nonzero += int(np.count_nonzero(block))
         if not is_worth(n_nonzero, shape):
             return None
-        parts.append(sp.csr_array(block))
+    import scipy.sparse as sp  # where there are such weights: a training has no memory for it before its end
+
+    parts = [sp.csr_array((0, shape[1]))]
+    parts += map(sp.csr_array, blocks())
     return sp.vstack(parts, format="csr")

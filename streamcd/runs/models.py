@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ def save_models(
     for path, lanes, certificate in models:
         last = next(_weight_rows(directory, run, lanes, last=True))[0]
         shape = run.problem.n_features, last.size
-        weights = sparse_weights(_weight_rows(directory, run, lanes, last=False), shape)
+        read_rows = partial(_weight_rows, directory, run, lanes, last=False)
+        weights = sparse_weights(read_rows, shape)
         rows = None
         if weights is None:  # the rows are written from the state, and those of the model never read
             weights = np.zeros(shape)
-            rows = _weight_rows(directory, run, lanes, last=False)
+            rows = read_rows()
         encoding = encoding_of(run.dataset, held=False)
         model = make_model(run, lanes, certificate, weights, last, encoding)
         model.deviations = deviations
@@ -99,7 +101,7 @@ def make_model(
         free_bias=problem.free_bias,
         l1=lane.l1,
         l2=problem.l2 * problem.strength,
-        index_base=dataset.index_base,
+        index_base=1 if dataset.index_base else 0,
         label_kind=dataset.label_kind,
         class_names=dataset.class_names,
         class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
