@@ -56,7 +56,7 @@ def state_of(run: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("loss", BINARY)
 def test_badly_conditioned_rows_take_a_fraction_of_the_passes(tmp_path: Path, loss: str) -> None:
     data = write_dataset(tmp_path / "data", badly_conditioned(), n_chunks=12)
-    asked: dict[str, Any] = {"loss": loss, "C": 20.0, "tol": 1e-3}
+    asked: dict[str, Any] = {"loss": loss, "C": 20.0, "tol": 1e-3, "method": "dual"}
     fast = train(data, tmp_path / "fast", max_passes=3000, **asked)
     plain = train(data, tmp_path / "plain", acceleration="none", max_passes=4 * fast.passes - 1, **asked)
     assert fast.converged
@@ -181,7 +181,7 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
     """A lower gap by `resume`; another C from its alpha and w(alpha), whose certificate holds."""
     x, y = badly_conditioned()
     data = write_dataset(tmp_path / "data", (x, y), n_chunks=8)
-    asked: dict[str, Any] = {"loss": loss, "max_passes": 3000}
+    asked: dict[str, Any] = {"loss": loss, "method": "dual", "max_passes": 3000}
     first = train(data, tmp_path / "run", C=5.0, tol=1e-2, **asked)
     more = resume(tmp_path / "run", tol=1e-4)
     assert more.converged
@@ -198,7 +198,7 @@ def test_a_run_that_ended_goes_on_and_starts_others(tmp_path: Path, loss: str) -
 
 def test_kappa_is_in_the_log_and_in_the_result(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", multiclass())
-    result: Result = train(data, tmp_path / "run", max_passes=6, tol=0.0)
+    result: Result = train(data, tmp_path / "run", method="dual", max_passes=6, tol=0.0)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert all(0 < line["kappa"][0] <= line["kappa"][1] for line in lines)
     assert lines[-1]["kappa"][1] == max(lane["kappa"] for lane in result.lanes)

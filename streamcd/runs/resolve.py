@@ -96,6 +96,8 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     if problem.method == "auto" and start is not None and problem.penalty == "l2":
         by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
         problem = replace(problem, method="newton" if by_newton else "dual")
+    elif problem.method == "auto" and problem.penalty == "l2" and _asks_for_dual(problem, options.eps):
+        problem = replace(problem, method="dual")
     elif problem.method == "auto":
         method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
         problem = replace(problem, method=method)
@@ -364,6 +366,11 @@ def choose_method(
             )
             method = "dual" if options.penalty == "l2" else "working-set"
     return method, reason
+
+
+def _asks_for_dual(problem: ProblemOptions, eps: float | None) -> bool:
+    """Tell whether there is an option of dual coordinate descent: its step, its acceleration, LIBLINEAR's rule."""
+    return problem.omega != 1.0 or problem.acceleration != "auto" or eps is not None
 
 
 def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:
