@@ -249,7 +249,7 @@ def test_a_run_is_resumed_with_other_tolerances_passes_and_a_dataset_that_moved(
     data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(data("two"), tmp_path / "data")
-    path, options = tmp_path / "run", ["--loss", "log_loss", "--bias", "1"]
+    path, options = tmp_path / "run", ["--loss", "log_loss", "--method", "dual", "--bias", "1"]
     first = run_json("train", tmp_path / "data", path, *options, "--max-passes", "2", "--tol", "1e-9")
     assert not first["converged"]
     assert run_json("resume", path, "--tol", "0.9")["converged"]

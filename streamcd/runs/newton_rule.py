@@ -28,6 +28,9 @@ _PASSES = {
 }
 """Passes of the dual method, accelerated, to 1e-3 where C times the rows' mean square norm is small."""
 
+_LEAST_NANOSECONDS = 2e7
+"""Time of the dual method below which it is taken, as on all data that are not narrow: the difference is not felt."""
+
 _GROWTH = 0.17
 """Exponent with which these passes grow in that product."""
 
@@ -65,4 +68,6 @@ def newton_is_faster(
     passes *= 1.0 + 0.2 * max(-math.log10(tol) - 3.0, -1.0)
     if is_streamed:
         passes *= 2.0
+    if passes * visit < _LEAST_NANOSECONDS:
+        return False
     return reads * (newton + decoding) < passes * (1.0 + decoding)
