@@ -20,9 +20,9 @@ from ..kernels.primitives import Lanes, Total
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation, row_parts
+from .options import SolverOptions
 from .problem import Problem
 from .protocol import Array, Estimates, State
-from .registry import SolverOptions
 from .row_solver import MOST_COPIED, RowSolver, row_memory, shuffled_active_rows
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to

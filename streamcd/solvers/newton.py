@@ -21,6 +21,7 @@ from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratc
 from ..kernels.primitives import UNIT, Total
 from ..stream.arenas import RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
+from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -35,7 +36,6 @@ from .protocol import (
     deviation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
-from .registry import SolverOptions
 from .row_solver import rows_of
 
 _PARTS = 4  # of a window that are summed up

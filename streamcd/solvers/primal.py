@@ -40,6 +40,7 @@ from ..stream.arenas import (
     empty_window,
 )
 from ..stream.memory_plan import SolverMemory
+from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -53,7 +54,6 @@ from .protocol import (
     all_rows,
     certificate,
 )
-from .registry import SolverOptions
 
 _MAX_FACTOR = 1.0  # of extrapolation: with 2 it took up to 2.5 times the passes, and rounding errors of scores would grow
 _BIAS = -1  # stands for the bias in an order of columns

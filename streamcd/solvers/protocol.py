@@ -20,8 +20,8 @@ from ..dataset.feature_order import SourceRows
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window, aligned_zeros
 from ..stream.memory_plan import SolverMemory
+from .options import SolverOptions
 from .problem import Problem
-from .registry import SolverOptions
 
 LANES_TOGETHER = 4
 """Largest number of lanes worked on at a time that have an order of the window's rows, or matrices, of their own. It does

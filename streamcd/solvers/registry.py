@@ -6,10 +6,11 @@ Importing this module imports no solver.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
 from ..kernels.loss_table import PLANES, SOLVERS, SolverEntry, methods_for
+from .options import SolverOptions
 
 if TYPE_CHECKING:
     from ..dataset.dataset import Dataset
@@ -23,16 +24,6 @@ _FREE_BIAS = {
     "classes.ClassSolver": "classes.FreeBiasClassSolver",
 }
 """Solvers that have others for a bias that is not penalised."""
-
-
-class SolverOptions(NamedTuple):
-    """What a solver is made with, beside problem and data."""
-
-    method: str
-    seed: int = 0
-    omega: float | str = 1.0  # over-relaxation, or "auto"
-    acceleration: float | str = "none"  # kappa, "auto" or "none"
-    plan: Plan | None = None
 
 
 def find_solver(loss: str, method: str) -> SolverEntry:

@@ -25,6 +25,7 @@ from ..stream.arenas import RowArena, RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from .acceleration import ARRAYS as ACCELERATION_ARRAYS
 from .acceleration import make_acceleration
+from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -44,7 +45,7 @@ from .protocol import (
     new_totals,
     violation,
 )
-from .registry import SolverOptions, is_proximal
+from .registry import is_proximal
 
 MOST_COPIED = 1 << 19
 """Largest number of weights with which two threads visit the rows of a lane, each with a copy of w."""

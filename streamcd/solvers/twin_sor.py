@@ -19,9 +19,9 @@ from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
 from .dual import new_scratch
+from .options import SolverOptions
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
-from .registry import SolverOptions
 from .row_solver import RowSolver, rows_of, shuffled_active_rows
 
 ARRAYS = (

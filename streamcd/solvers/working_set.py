@@ -27,6 +27,7 @@ from ..stream.arenas import ColumnLayout, Window
 from ..stream.memory_plan import SolverMemory
 from .held_columns import HeldColumns
 from .held_solution import NARROW, HeldSolution
+from .options import SolverOptions
 from .primal import (
     RowConstants,
     columns_of,
@@ -53,7 +54,6 @@ from .protocol import (
     new_totals,
 )
 from .quadratic_model import Penalty, slope_norms
-from .registry import SolverOptions
 
 _SOLVED = 0.1
 _RESIDENT_SOLVED = 3e-4
