@@ -162,7 +162,7 @@ def test_without_a_layout_the_command_that_makes_it_is_named(tmp_path: Path) -> 
 def test_auto_says_why_and_builds_nothing(tmp_path: Path) -> None:
     """The dual, which acceleration makes the faster on every real set, also where the bias is not penalised."""
     dataset, heard = write_dataset(tmp_path / "data", random_rows()), Heard()
-    train(dataset, tmp_path / "run", listener=heard, C=100.0, max_passes=2)
+    train(dataset, tmp_path / "run", listener=heard, max_passes=2)
     assert any(text.startswith("method dual: ") for text in heard.messages)
     assert not (dataset.path / "columns").exists()
     free = {"bias": 1.0, "unpenalized_bias": True}

@@ -320,6 +320,12 @@ class ProblemOptions(_LossParameters, Checked):
                 raise UsageError(f"{name} is for {losses}, not for {self.loss}; leave it out")
         if loss.form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
+        penalised = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
+        if self.penalty != "l2" and self.loss not in penalised:
+            raise UsageError(
+                f"no method trains {self.loss} with --penalty {self.penalty}; expected {' or '.join(penalised)}, or "
+                "--penalty l2"
+            )
         if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
             raise UsageError(
                 f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "

@@ -265,8 +265,6 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 # of narrow data, and keeps no dual variables on disk, but each takes longer: it is chosen by an estimate of the time
 # (`newton_rule`), on workers, and where rows are long.
 
-_PENALISED = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
-
 _MATRICES, _SHARE = 5, 0.125
 """Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
 
@@ -335,11 +333,6 @@ def choose_method(
     options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
-    if options.penalty != "l2" and options.loss not in _PENALISED:
-        raise UsageError(
-            f"no method trains {options.loss} with --penalty {options.penalty}; expected {' or '.join(_PENALISED)}, "
-            "or --penalty l2"
-        )
     n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
     mean_square = ((options.unpenalized_bias and dataset.centre) or dataset).mean_square or 0.0
     sizes = Sizes(
