@@ -347,8 +347,8 @@ def test_the_kept_sum_of_alpha_is_within_its_bound_after_a_thousand_passes(
     rng = np.random.default_rng(5)
     rows = sp.csr_array(rng.standard_normal((40, 5))), (rng.random(40) < 0.5).astype(np.float64)
     dataset = write_dataset(tmp_path / "data", rows, value_dtype=np.float64, n_chunks=4)
+    options = {"loss": loss, "method": "dual", "acceleration": acceleration}
     with pytest.warns(ConvergenceWarning):
-        options = {"loss": loss, "method": "dual", "acceleration": acceleration}
         train(dataset, tmp_path / "run", **options, tol=0.0, max_passes=1000)
     with np.load(tmp_path / "run" / "state.npz") as state:
         kept = state["centre_or_w_alpha" if acceleration != "none" else "w"][:-1, 0]

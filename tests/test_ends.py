@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(data, tmp_path, monk
         assert "free" in last
 
 
-@pytest.mark.parametrize("train", ["train data run -C 1", "tune data run -C 0.1,1 --cv 2"])
+@pytest.mark.parametrize("train", ["train data run -C 1 --method dual", "tune data run -C 0.1,1 --cv 2"])
 @pytest.mark.parametrize(
     ("file", "call"), [("log.jsonl", "write"), ("dual/part-", "pwritev"), ("dual/part-", "fsync")]
 )
@@ -229,8 +229,9 @@ class PassesOfAJob:
 def test_jobs_of_a_queue_end_with_the_bits_of_one_training(data, tmp_path, monkeypatch):
     """The same command again and again, each stopped by its time with status 0."""
     PassesOfAJob(monkeypatch)
-    command_line.run_json("train", data, tmp_path / "whole", "--tol", "1e-6")
-    command = ["train", data, tmp_path / "run", "--tol", "1e-6", "--max-seconds", "6", "--resume"]
+    options = ["--method", "dual", "--tol", "1e-6"]
+    command_line.run_json("train", data, tmp_path / "whole", *options)
+    command = ["train", data, tmp_path / "run", *options, "--max-seconds", "6", "--resume"]
     found, n_jobs = command_line.run_json(*command), 1
     assert found["stop_reason"] == "time"
     assert found["converged"] is False

@@ -365,6 +365,10 @@ class Model:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
         return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
 
+    def feature_name(self, feature: int) -> str:
+        """Name a 0-based feature."""
+        return self.feature_names(np.array([feature]))[0]
+
     def feature_names(self, features: np.ndarray) -> list[str]:
         """Name 0-based features; without names, "feature" and its index in the source."""
         index = self.source_indices.of(features)

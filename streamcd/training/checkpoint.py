@@ -104,7 +104,7 @@ class Run:
                 self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
-            with open(partial, "wb") as file:
+            with file_named(self.state_path), open(partial, "wb") as file:
                 _write_archive(file, {**arrays, **log, "identity": identity})
         self._early_lines = None
         self._unsynced.clear()
