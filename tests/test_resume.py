@@ -297,8 +297,8 @@ def test_a_run_without_a_model_is_refused_with_the_command_that_writes_one(tmp_p
     """The pass begun is finished, and its gap certified, for every C."""
     data, run = write_dataset(tmp_path / "data", multiclass()), tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(data, run, C=[0.1, 1.0], tol=1e-12, bias=1.0, stop_requested=stopping_after(12))
-    passes = read_arrays(run / "state.npz", ("lane_passes",))["lane_passes"]
+        train(data, run, C=[0.1, 1.0], tol=1e-12, bias=1.0, method="dual", stop_requested=stopping_after(12))
+    passes = read_arrays(run / "state.npz", ("passes",))["passes"]
     for command in (
         ["evaluate", data.path, run],
         ["predict", data.path, run, "-o", tmp_path / "p.csv"],
