@@ -125,6 +125,8 @@ def test_swings_of_a_single_round_end_by_passes_in_one_part(
     """With one round in a window, and few rows in one part, errors of common directions grow from pass to pass."""
     monkeypatch.setattr(row_parts, "_SHARE_IN_PARTS", 0.99)
     rounds = Rounds(monkeypatch, 1)
-    result = streamcd.train(data, tmp_path / "run", C=10.0, tol=1e-4, max_passes=200, threads=2)
+    result = streamcd.train(
+        data, tmp_path / "run", C=10.0, method="dual", tol=1e-4, max_passes=200, threads=2
+    )
     assert result.converged
     assert 0 < rounds.n < result.passes
