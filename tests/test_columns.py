@@ -28,9 +28,9 @@ from small_datasets import (
 from streamcd import Dataset, make_columns
 from streamcd import open as open_dataset
 from streamcd.conversion import transpose
-from streamcd.core import staging
 from streamcd.core.errors import DatasetError, LockError, UsageError
 from streamcd.core.files import write_metadata
+from streamcd.dataset import staging
 from streamcd.dataset.schema import COLUMN_LAYOUT
 
 SMALL = {"chunk_size": 200, "shard_size": 1500}

@@ -26,9 +26,9 @@ from streamcd import Dataset, convert, make_columns
 from streamcd import open as open_dataset
 from streamcd.cli.synthetic import write_text_like
 from streamcd.conversion.pipeline import Plan
-from streamcd.core import staging
 from streamcd.core.errors import DataError, EnvironmentFailure, UsageError
 from streamcd.core.memory_budget import RESERVED_BYTES
+from streamcd.dataset import staging
 
 ROOT = Path(__file__).resolve().parent.parent
 

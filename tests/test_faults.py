@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamcd.core import staging
 from streamcd.core.files import write_file
+from streamcd.dataset import staging
 from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind
 from tools.faults import file_operations, power

@@ -14,7 +14,7 @@ from small_datasets import columns_of, multiclass, random_rows, write_dataset
 import streamcd
 from streamcd import Dataset, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
-from streamcd.core.setting import assign_folds
+from streamcd.dataset.dataset import assign_folds
 from streamcd.runs.config import memory_of, problem_of
 from streamcd.runs.problem_options import ProblemOptions
 from streamcd.solvers.problem import make_problem

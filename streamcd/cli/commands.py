@@ -32,6 +32,7 @@ from ..runs.options import ReportOptions, ResumeOptions, TrainOptions, TuneOptio
 from . import console
 from .console import Console, Problem, Shown
 from .options import (
+    Decorator,
     force_option,
     liblinear_options,
     option,
@@ -62,9 +63,14 @@ def cli() -> None:
     """
 
 
+def path_argument(name: str, **attributes: Any) -> Decorator:
+    """Declare an argument that is a path or a URL."""
+    return click.argument(name, type=click.Path(), **attributes)
+
+
 @cli.command()
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True, type=click.Path())
-@click.argument("dataset", metavar="DATASET", type=click.Path())
+@path_argument("sources", metavar="SRC...", nargs=-1, required=True)
+@path_argument("dataset")
 @options_of(ConvertOptions)
 @option(
     "--columns",
@@ -102,8 +108,8 @@ def convert(
 
 
 @cli.command()
-@click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=click.Path())
-@click.argument("dest", metavar="DEST", type=click.Path())
+@path_argument("datasets", metavar="DATASET...", nargs=-1, required=True)
+@path_argument("dest")
 @force_option("dataset")
 @talks()
 def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) -> Shown:
@@ -126,7 +132,7 @@ def merge(listener: Console, datasets: tuple[str, ...], dest: str, force: bool) 
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path())
+@path_argument("dataset")
 @options_of(ColumnsOptions)
 @talks()
 def columns(listener: Console, dataset: str, **options: Any) -> Shown:
@@ -145,7 +151,7 @@ def columns(listener: Console, dataset: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
+@path_argument("path", metavar="DATASET|RUN|MODEL")
 @talks(quietly=True)
 def info(listener: Console, path: str) -> Shown:
     """Describe a dataset, a run or a model, without reading data.
@@ -165,7 +171,7 @@ def info(listener: Console, path: str) -> Shown:
 
 
 @cli.command()
-@click.argument("path", metavar="DATASET|RUN|MODEL", type=click.Path())
+@path_argument("path", metavar="DATASET|RUN|MODEL")
 @options_of(SharedWork)
 @talks(failure=2)
 def verify(listener: Console, path: str, **options: Any) -> Shown:
@@ -193,8 +199,8 @@ def verify(listener: Console, path: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path())
-@click.argument("run", type=click.Path())
+@path_argument("dataset")
+@path_argument("run")
 @options_of(TrainOptions)
 @liblinear_options
 @talks()
@@ -218,8 +224,8 @@ def train(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("dataset", type=click.Path())
-@click.argument("run", type=click.Path())
+@path_argument("dataset")
+@path_argument("run")
 @options_of(TuneOptions)
 @liblinear_options
 @talks()
@@ -240,7 +246,7 @@ def tune(listener: Console, dataset: str, run: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("run", type=click.Path())
+@path_argument("run")
 @options_of(ResumeOptions)
 @talks()
 def resume(listener: Console, run: str, **options: Any) -> Shown:
@@ -267,8 +273,8 @@ def resume(listener: Console, run: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE", type=click.Path())
-@click.argument("model", metavar="RUN|MODEL", type=click.Path())
+@path_argument("data", metavar="DATASET|FILE")
+@path_argument("model", metavar="RUN|MODEL")
 @options_of(EvaluateOptions)
 @talks()
 def evaluate(listener: Console, data: str, model: str, **options: Any) -> Shown:
@@ -285,7 +291,7 @@ def evaluate(listener: Console, data: str, model: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("run", type=click.Path())
+@path_argument("run")
 @option("-o", "out", required=True, metavar="OUT.html", help="The HTML page; its pictures are embedded.")
 @options_of(ReportOptions)
 @talks()
@@ -303,8 +309,8 @@ def report(listener: Console, run: str, out: str, **options: Any) -> Shown:
 
 
 @cli.command()
-@click.argument("data", metavar="DATASET|FILE", type=click.Path())
-@click.argument("model", metavar="RUN|MODEL", type=click.Path())
+@path_argument("data", metavar="DATASET|FILE")
+@path_argument("model", metavar="RUN|MODEL")
 @option(
     "-o",
     "out",
@@ -355,7 +361,7 @@ def predict(
 
 
 @cli.command()
-@click.argument("model", metavar="RUN|MODEL", type=click.Path())
+@path_argument("model", metavar="RUN|MODEL")
 @option("--top", type=int, default=20, metavar="N", help="Weights of a class, at most: the largest.")
 @option("--class", "label", metavar="L", help="Of this class alone.  [default: all]")
 @options_of(ModelOptions)
@@ -379,8 +385,8 @@ def weights(listener: Console, model: str, top: int, label: str | None, **option
 
 
 @cli.command()
-@click.argument("source", metavar="RUN|MODEL|DATASET", type=click.Path())
-@click.argument("file", type=click.Path())
+@path_argument("source", metavar="RUN|MODEL|DATASET")
+@path_argument("file")
 @option(
     "--format",
     "target_format",
@@ -440,7 +446,7 @@ def export(
 
 @cli.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.argument("model", type=click.Path())
+@path_argument("model")
 @force_option("model")
 @talks(quietly=True)
 def import_model(listener: Console, file: str, model: str, force: bool) -> Shown:

@@ -171,8 +171,7 @@ class _Demo:
             output, _ = process.communicate()
         if process.returncode:
             raise EnvironmentFailure(f"demo: 'streamcd {command}' ended with status {process.returncode}")
-        result: dict[str, Any] = json.loads(output)
-        return result
+        return json.loads(output)
 
     def _make_text(self) -> int:
         """Write training text in parallel parts, and the test text; returns the bytes of the first."""

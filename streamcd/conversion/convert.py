@@ -15,10 +15,10 @@ import numpy as np
 from ..core.errors import UsageError, refuse
 from ..core.options import takes
 from ..core.parallel import Pool, memory_per_worker
-from ..core.staging import check_place, dataset_workplace
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.source_features import indices_of
+from ..dataset.staging import check_place, dataset_workplace
 from ..models.encoding import encoding_of
 from .formats import Files, expand, open_source
 from .options import ConvertOptions

@@ -155,8 +155,7 @@ class ParquetReader(FileReader):
         return files
 
     def sizes(self, path: str) -> list[int]:
-        sizes: list[int] = self._files[path].n_bytes.tolist()
-        return sizes
+        return self._files[path].n_bytes.tolist()
 
     def count(self, piece: Piece) -> Counted:
         n_rows = int(self._files[piece.path].n_rows[piece.start : piece.stop].sum())

@@ -22,10 +22,10 @@ from ..core.errors import DatasetError, UsageError
 from ..core.external_partition import MAX_BUCKETS, Layout, PartitionReader, PartitionWriter, Ranges, Records
 from ..core.options import takes
 from ..core.parallel import TASKS_PER_WORKER, Pool, Tell, ahead, in_shares, memory_per_worker
-from ..core.staging import clear_interrupted, dataset_workplace
 from ..core.storage import local_path
 from ..dataset.column_layout import FOLDER, Columns, ColumnsWriter, has_columns, open_columns, write_columns
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.staging import clear_interrupted, dataset_workplace
 from ..dataset.writer import Part
 from ..kernels.rows import sort_entries
 from .options import ColumnsOptions

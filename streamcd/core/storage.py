@@ -14,11 +14,10 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -114,7 +113,19 @@ class Url(os.PathLike[str]):
 
     def status(self) -> Status:
         """Ask for size and version: one request."""
-        return self.attempt(self._ask)
+        with self.failing_as_system():
+            if self.is_bucket:
+                facts = self._files().info(self.text)
+                if facts["type"] != "file":
+                    raise FileNotFoundError(self.text)
+                version = facts.get("ETag") or facts.get("etag") or facts.get("LastModified")
+                return Status(facts["size"], str(version))
+            # the answer to a request for the first byte tells whether ranges are served; `info` does not
+            with self._files().open(self.text, block_size=0, headers={"Range": "bytes=0-0"}) as file:
+                headers = file.r.headers
+                size = headers.get("Content-Range", "").rpartition("/")[2] if file.r.status == 206 else ""
+                version = headers.get("ETag") or headers.get("Last-Modified", "")
+                return Status(int(size) if size.isdigit() else None, version)
 
     def size(self) -> int:
         """Bytes of a file that can be read at any place; others are refused."""
@@ -138,47 +149,52 @@ class Url(os.PathLike[str]):
 
     def read_bytes(self) -> bytes:
         """Read a small file."""
-        content: bytes = self.attempt(lambda: self._files().cat_file(self.text))
-        return content
+        with self.failing_as_system():
+            return self._files().cat_file(self.text)
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """Read a range, or as much of it as there is; one request."""
-
-        def ask() -> bytes:
-            content: bytes = self._files().cat_file(self.text, start=offset, end=offset + n_bytes)
+        if n_bytes <= 0:
+            return b""
+        with self.failing_as_system():
+            content = self._files().cat_file(self.text, start=offset, end=offset + n_bytes)
             if len(content) > n_bytes:
                 raise OSError(errno.ENOSYS, "the server gives no ranges of bytes; download it first")
             return content
 
-        return self.attempt(ask) if n_bytes > 0 else b""
-
     def open(self, size: int | None) -> Any:
         """Open a file of known size in blocks, of which the next one is read ahead; another in pieces as they come."""
-        blocks = {"cache_type": "background", "cache_options": {"maxblocks": _BLOCKS_HELD}, "size": size}
-        how: dict[str, Any] = {"block_size": 0} if size is None else {"block_size": _BLOCK_BYTES, **blocks}
-        return self.attempt(lambda: self._files().open(self.text, **how))
+        how: dict[str, Any] = {"block_size": 0}
+        if size is not None:
+            cache = {"cache_type": "background", "cache_options": {"maxblocks": _BLOCKS_HELD}}
+            how = {"block_size": _BLOCK_BYTES, "size": size, **cache}
+        with self.failing_as_system():
+            return self._files().open(self.text, **how)
 
     def expand(self) -> list[Url]:
         """List the files that are meant: this one, or those in this folder, or in those that match, and below."""
         if not self.is_bucket:
             return [self] if self.exists() else []
-        files = self._files()
         listed = {self.text: {"type": "directory"}}
-        if glob.has_magic(self.text):
-            listed = self.attempt(lambda: files.glob(self.text, detail=True))
-        for folder in [name for name, about in listed.items() if about["type"] == "directory"]:
-            listed |= self.attempt(partial(files.find, folder, detail=True))
+        with self.failing_as_system():
+            files = self._files()
+            if glob.has_magic(self.text):
+                listed = files.glob(self.text, detail=True)
+            for folder in [name for name, about in listed.items() if about["type"] == "directory"]:
+                listed |= files.find(folder, detail=True)
         # an object whose name ends so stands for a folder
         names = [name for name, about in listed.items() if about["type"] == "file" and not name.endswith("/")]
         return [Url(f"{self.scheme}://{name}") for name in sorted(names)]
 
     def download(self, path: Path) -> None:
         """Copy the file to disk, in blocks."""
-        self.attempt(lambda: self._files().get_file(self.text, os.fspath(path)))
+        with self.failing_as_system():
+            self._files().get_file(self.text, os.fspath(path))
 
     def find(self) -> dict[str, int]:
         """List the files below, in whatever depth: the size of each by its name from here on."""
-        files = self.attempt(lambda: self._files().find(self.text, detail=True))
+        with self.failing_as_system():
+            files = self._files().find(self.text, detail=True)
         start = len(self.text.partition("://")[2].rstrip("/")) + 1
         return {name[start:]: entry["size"] for name, entry in files.items()}
 
@@ -189,34 +205,19 @@ class Url(os.PathLike[str]):
         try:
             import fsspec  # a URL is met
 
-            files = fsspec.filesystem(self.scheme, **_OPTIONS.get(self.scheme, {}))
+            return fsspec.filesystem(self.scheme, **_OPTIONS.get(self.scheme, {}))
         except ImportError as error:
             library = _LIBRARIES[self.scheme]
             raise UsageError(
                 f"{self.text}: expected fsspec and {library} to be installed, found that they are not ({error}); "
                 f"pip install 'streamcd[{'gcs' if library == 'gcsfs' else 'remote'}]'"
             ) from None
-        return files
 
-    def _ask(self) -> Status:
-        if self.is_bucket:
-            facts = self._files().info(self.text)
-            if facts["type"] != "file":
-                raise FileNotFoundError(self.text)
-            version = facts.get("ETag") or facts.get("etag") or facts.get("LastModified")
-            return Status(facts["size"], str(version))
-        # the answer to a request for the first byte tells whether ranges are served; `info` does not
-        with self._files().open(self.text, block_size=0, headers={"Range": "bytes=0-0"}) as file:
-            headers = file.r.headers
-            size = headers.get("Content-Range", "").rpartition("/")[2] if file.r.status == 206 else ""
-            return Status(
-                int(size) if size.isdigit() else None, headers.get("ETag") or headers.get("Last-Modified", "")
-            )
-
-    def attempt(self, call: Callable[[], Any]) -> Any:
-        """Call; what fails is the system's error, with the name of the file."""
+    @contextmanager
+    def failing_as_system(self) -> Iterator[None]:
+        """Turn errors of the library into the system's, with the name of the file."""
         try:
-            return call()
+            yield
         except UsageError:
             raise
         except Exception as error:
@@ -349,15 +350,14 @@ class _RemoteFile(io.RawIOBase):
         return self._size is not None
 
     def tell(self) -> int:
-        position: int = self._file.tell()
-        return position
+        return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        position: int = self._file.seek(offset, whence)
-        return position
+        return self._file.seek(offset, whence)
 
     def readinto(self, buffer: Any) -> int:
-        data = self._url.attempt(lambda: self._file.read(len(buffer)))
+        with self._url.failing_as_system():
+            data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 

@@ -19,6 +19,7 @@ from ..core.files import describe_other_kind, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
 from ..core.parallel import ahead
+from ..core.setting import random_key
 from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
@@ -371,8 +372,6 @@ class Dataset(ChunkedTable):
         """Return the folds of rows of the source, uint8: as assigned, else by a hash of them and the seed."""
         if self._folds is not None:
             return self._folds[source.astype(np.int64, copy=False)]
-        from ..core.setting import assign_folds
-
         return assign_folds(source, seed, n_folds)
 
     def read_kept(self, name: str) -> Iterator[Any]:
@@ -489,3 +488,13 @@ def open_dataset(
             )
         dataset.use_cache(str(local_path(cache, "a cache").absolute()))
     return dataset
+
+
+def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
+    """Assign rows to folds by a hash of the seed and their rows in the source; uint8."""
+    from ..kernels.primitives import mix  # with numba
+
+    upper = mix.py_func(source.astype(np.uint64) ^ random_key(seed, n_folds)) >> np.uint64(32)
+    # undo the mixer's last step: existing runs assigned their folds without it
+    upper ^= upper >> np.uint64(31)
+    return (upper * np.uint64(n_folds) >> np.uint64(32)).astype(np.uint8)

@@ -50,8 +50,7 @@ class SourceRows:
         self._rank = rank
 
     def __getitem__(self, features: Any) -> np.ndarray:
-        rows: np.ndarray = self.array[self._rows_of(features)]
-        return rows
+        return self.array[self._rows_of(features)]
 
     def __setitem__(self, features: Any, rows: np.ndarray) -> None:
         self.array[self._rows_of(features)] = rows

@@ -13,7 +13,6 @@ from pyarrow import Schema as Schema  # re-exported, so that others need not imp
 
 from ..core.errors import DatasetError
 from ..core.files import WRITER, Count, FileName, Kind, Structure, content_digest
-from ..core.setting import check_class_names
 
 MAX_CLASSES = 65_536
 """Largest number of distinct labels treated as classes; with more, the manifest lists none."""
@@ -326,3 +325,11 @@ COLUMN_LAYOUT = Kind(
     "make the layout again with 'streamcd columns DATASET --force'",
     manifest_fingerprint,
 )
+
+
+def check_class_names(names: Sequence[str], classes: Sequence[float] | None) -> None:
+    """Raise ValueError if two classes have the same name, or if one is not the number of a name."""
+    if len(set(names)) < len(names):
+        raise ValueError("two classes of one name")
+    if not set(classes or ()).issubset(range(len(names))):
+        raise ValueError(f"`classes` are not numbers of the {len(names)} `class_names`")

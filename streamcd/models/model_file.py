@@ -12,9 +12,9 @@ import numpy as np
 
 from ..core.errors import ModelError
 from ..core.files import Count, Kind, Structure, metadata_text, replacing
-from ..core.setting import check_class_names, default_code, has_vector_per_class
+from ..core.setting import default_code
 from ..dataset.arrow_columns import file_checksum
-from ..dataset.schema import ScalingRecord
+from ..dataset.schema import ScalingRecord, check_class_names
 from ..kernels.loss_table import LOSSES
 from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
 
@@ -82,9 +82,10 @@ class ModelFile(Structure, kw_only=True):
 
 def stored_code(loss: str, code: np.ndarray) -> list[list[int]] | None:
     """Return a code for a model's file, None for that of `default_code`: with many classes it would fill the file."""
-    if len(code) > 2 and has_vector_per_class(code):
+    if len(code) > 2:
         default = default_code(LOSSES[loss].form, len(code))
-        if code[0, -1] == default[0, -1]:
+        # row by row: with many classes these may be views whose full arrays would not fit in memory
+        if code.shape == default.shape and all(map(np.array_equal, code, default)):
             return None
     return code.astype(np.int8, copy=False).tolist()
 

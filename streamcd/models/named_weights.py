@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, first_of
 from ..core.memory_budget import BLOCK_WEIGHTS
-from ..core.setting import place_of_label
 from ..dataset.schema import class_labels
 from ..kernels.loss_table import LOSSES, PLANES
 
@@ -160,9 +159,16 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> 
     """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
     if model.has_targets:
         raise UsageError(f"class: expected none, of a model of numbers, found {label!r}")
-    place = place_of_label(label, model.label_texts(), "class")
-    if not model.is_binary or place == 1:
-        return classes[min(place, len(classes) - 1)]
+    texts = model.label_texts()
+    try:
+        # a number may be written +1
+        index = (
+            texts.index(str(label)) if str(label) in texts else list(map(float, texts)).index(float(label))
+        )
+    except ValueError:
+        raise UsageError(f"class: expected one of {first_of(texts)}, found {label!r}") from None
+    if not model.is_binary or index == 1:
+        return classes[min(index, len(classes) - 1)]
     (larger,) = classes
     return {
         **larger,

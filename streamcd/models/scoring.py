@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..core.parallel import Threads
-from ..core.setting import has_vector_per_class
 from ..kernels.loss_table import CLASSES, LOSSES, PLANES
 
 SparseRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -122,8 +121,13 @@ class ClassDecoder:
 
     @cached_property
     def one_vector_per_class(self) -> bool:
-        """Check if the decisions are the classes' scores."""
-        return has_vector_per_class(self.code)
+        """Check if the decisions are the classes' scores: the code has 1 on the diagonal, one smaller number elsewhere."""
+        n = len(self.code)
+        if self.code.shape != (n, n):
+            return False
+        rest = min(self.code[0, -1], 0)
+        # row by row: with many classes the code may be a view whose full array would not fit in memory
+        return all(row[r] == 1 and np.count_nonzero(row == rest) == n - 1 for r, row in enumerate(self.code))
 
     @cached_property
     def plane_norms(self) -> np.ndarray:

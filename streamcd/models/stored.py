@@ -14,7 +14,7 @@ from ..core.errors import ModelError, StreamcdError, first_of
 from ..core.files import describe_other_kind, kind_of_directory, read_metadata
 from ..core.memory_budget import parse_size, require
 from ..core.options import with_known_keywords
-from ..core.setting import Setting, asked_text
+from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.schema import class_labels
 from ..dataset.source_features import Scaling
@@ -114,7 +114,7 @@ def load_model(
         raise ModelError(f"{description_path}: damaged ({error})") from None
     if C not in (None, model.C) or l1 not in (None, model.l1):
         own = f"C = {model.C}" + (f", l1 = {model.l1:g}" if model.l1 else "")
-        raise ModelError(f"{path} holds no model for {asked_text(C, l1)}; its model has {own}")
+        raise ModelError(f"{path} holds no model for {_wanted(C, l1)}; its model has {own}")
     return model
 
 
@@ -177,7 +177,7 @@ def choose(models: Sequence[Setting], C: float | None, l1: float | None, holder:
     raise ModelError(
         f"{holder} a model for each of {listed}: name one with {several}"
         if fitting
-        else f"{holder} no model for {asked_text(C, l1)}; it has {listed}"
+        else f"{holder} no model for {_wanted(C, l1)}; it has {listed}"
     )
 
 
@@ -310,3 +310,9 @@ def _mapped_weights(path: Path, stored: ModelFile) -> Any:
             f"{path / 'model.json'}: damaged ({len(stored.intercept)} intercepts for weights of shape {weights.shape})"
         )
     return weights
+
+
+def _wanted(C: float | None, l1: float | None) -> str:
+    """Describe the values that are wanted."""
+    wanted = {"C": C, "l1": l1}
+    return ", ".join(f"{name} = {value:g}" for name, value in wanted.items() if value is not None)

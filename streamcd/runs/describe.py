@@ -46,7 +46,7 @@ def describe(path: str) -> dict[str, Any]:
 
 def _unfinished(dataset: Location) -> list[str]:
     """Tell of what interrupted calls have left beside a dataset."""
-    from ..core.staging import leftovers
+    from ..dataset.staging import leftovers
 
     return [] if isinstance(dataset, Url) else leftovers(dataset)
 

@@ -16,7 +16,6 @@ from ..conversion.feature_statistics import FeatureSums, LabelCounts, statistics
 from ..core.errors import UsageError, shortened
 from ..core.files import sync
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
-from ..core.staging import check_place, dataset_workplace
 from ..core.storage import local_path
 from ..dataset.arrow_columns import read_table
 from ..dataset.dataset import Dataset, open_dataset
@@ -31,6 +30,7 @@ from ..dataset.schema import (
     norms_record,
 )
 from ..dataset.source_features import indices_of
+from ..dataset.staging import check_place, dataset_workplace
 from ..dataset.writer import (
     Part,
     file_record,

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..core.setting import cost_name
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import coded_texts
 from ..report.scores import best_of
@@ -49,7 +48,9 @@ def score(path: Path, search: ResolvedRun, criterion: str, session: Session) -> 
                 figures[name] = float(np.mean(known))
             if name == "auc":
                 figures["auc_error"] = float(np.mean([error for _, error in of_folds]))
-        scores[setting.name if several else cost_name(setting.C)] = figures
+        short = f"{setting.C:g}"
+        name_of_cost = short if float(short) == setting.C else repr(setting.C)
+        scores[setting.name if several else name_of_cost] = figures
     if lacking:
         listener.warning(
             f"fold {', '.join(map(str, sorted(lacking)))}: no rows, or not of all classes, as {criterion} needs: its score "

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import EnvironmentFailure, LockError, UsageError
-from .files import (
+from ..core.errors import EnvironmentFailure, LockError, UsageError
+from ..core.files import (
     exchange,
     put_directory,
     release_lock,
