@@ -356,7 +356,7 @@ def _make_loop(
         acceleration=options.acceleration,
         plan=config.plan,
     )
-    warm_start = None if previous is None else previous.subset(lanes, numbers)
+    warm_start = None if previous is None else previous.subset(numbers)
     loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:
         return Loop(*loop)
