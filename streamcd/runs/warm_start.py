@@ -96,7 +96,7 @@ class WarmStart:
         self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        accelerated = is_proximal(self.old.problem, self.old.options.acceleration)
+        accelerated = is_proximal(self.old.problem, self.old.config.options.acceleration)
         self._fill_sums(SourceRows(solver.v(state), rank), accelerated=accelerated)
         if "kappa" in lanes:
             self._fill_weights(w)  # with w(alpha) as the centre it takes more passes than from nothing
@@ -146,7 +146,7 @@ class WarmStart:
         identity = checkpoint.read_identity(self.path)
         stores = []
         for group, current in zip(old.groups, np.split(self._saved("slots"), len(old.groups)), strict=True):
-            layout: Any = memory_of(old.options, old.problem.subset(group.lanes), old.dataset).layout
+            layout: Any = memory_of(old.config.options, old.problem.subset(group.lanes), old.dataset).layout
             folder = self.path / group.directory / "dual"
             store = chunk_slots(folder, old.dataset, layout.state_bytes, identity.part(group.directory))
             store.restore(current)
@@ -244,7 +244,7 @@ def start_from(
         "parameter of the loss": (before.parameter, now.parameter),
     }
     ratios = None
-    if _keeps_alpha(new.options):
+    if _keeps_alpha(new.config.options):
         ratios = _class_ratios(before, now)
         # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
         if not (before.free_bias and now.free_bias):
@@ -313,10 +313,10 @@ def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
     if config.scoring is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    dual, method = _keeps_alpha(new.options), config.options.method
+    dual, method = _keeps_alpha(new.config.options), config.options.method
     if dual and not _keeps_alpha(config.options):
         raise UsageError(f"{source}: trained by {method}, which has no dual variables to start from")
-    if method == "sor" and new.options.method == "dual":
+    if method == "sor" and new.config.options.method == "dual":
         raise UsageError(f"{source}: trained by sor, from which dual cannot start")
     if config.fingerprint == dataset.fingerprint:
         return start_from(path, reopen(path, config, dataset), new)
