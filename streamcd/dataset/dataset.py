@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -124,14 +123,6 @@ class Dataset(ChunkedTable):
                 f"{folder}: expected the dataset with the fingerprint {fingerprint}, found {manifest['fingerprint']}"
             )
         return cls(folder, manifest, cls.read_chunk_table(folder, manifest, check_files))
-
-    def at(self, path: Location, manifest: dict[str, Any]) -> Self:
-        """Return the dataset with its files in another place, as a manifest of the same chunks names them."""
-        other = copy.copy(self)
-        other.path = path
-        other.manifest = manifest
-        other._footers = {}
-        return other
 
     def read_rows(
         self, chunk: int, columns: Sequence[str] = ("label", "n_entries"), *, verify: bool = True

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ class RunConfig(LoopConfig):
     cache: str | None = None  # directory, of data at a URL; no bit depends on it
     threads: int | None = None  # one for each processor
     bias_because: str = ""  # why the bias is as it is
-    centred: str = ""  # what is, see `ResolvedRun.centre`
+    centred: str = ""  # what is, see `ResolvedRun`
 
     def __post_init__(self) -> None:
         check_positive(checkpoint_every=self.checkpoint_every)
@@ -164,13 +163,22 @@ def problem_of(
     l1 = (0.0,) if options.penalty == "l2" else options.l1 or (1.0,)
     l2 = 0.0 if options.penalty == "l1" else 1.0 if options.l2 is None else float(options.l2)
     parameter = LOSSES[options.loss].parameter
+    bias = float(options.bias)
+    if options.unpenalized_bias and bias > 0.0 and options.method == "dual":
+        # the optimum does not depend on the feature: half of the rows' root mean square norm, with which the dual method
+        # takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side; but larger where C
+        # and the rows are so few, beside l2, that the losses would hardly move the bias in a pass
+        mean_square = (dataset.centre or dataset).mean_square or 0.0
+        if 0.0 < mean_square < math.inf:
+            least = _LOSSES_TO_BIAS / (min(options.C) * max(dataset.n_rows, 1))
+            bias = math.sqrt(max(0.25 * mean_square, least))
     return make_problem(
         loss=options.loss,
         classes=dataset.classes,
         n_features=dataset.n_features,
         C=options.C,
-        bias=_bias_feature(options, dataset),
-        factors=class_factors(options.class_weight, dataset),
+        bias=bias,
+        factors=None if options.class_weight is None else class_factors(options.class_weight, dataset),
         code=None if options.code is None else np.array(options.code, dtype=np.int8),
         n_folds=folds,
         free_bias=options.unpenalized_bias,
@@ -183,27 +191,8 @@ def problem_of(
     )
 
 
-def _bias_feature(options: ProblemOptions, dataset: Dataset) -> float:
-    """Return the value of the constant feature, negative for none.
-
-    The optimum does not depend on it where its weight is free: then it is half of the rows' root mean square norm, with
-    which the dual method takes the fewest passes, 10 times fewer than with 1 on rows of norm 10 that lean to one side;
-    but larger where C and the rows are so few, beside l2, that the losses would hardly move the bias in a pass.
-    """
-    bias = float(options.bias)
-    if not (options.unpenalized_bias and bias > 0.0 and options.method == "dual"):
-        return bias
-    mean_square = (dataset.centre or dataset).mean_square or 0.0
-    if 0.0 < mean_square < math.inf:
-        least = _LOSSES_TO_BIAS / (min(options.C) * max(dataset.n_rows, 1))
-        return math.sqrt(max(0.25 * mean_square, least))
-    return bias
-
-
-def class_factors(weights: Any, dataset: Dataset) -> np.ndarray | None:
-    """Return the factor of C for each class: all 1, "balanced" (rows / (k · rows of the class)), or as pairs tell."""
-    if weights is None:
-        return None
+def class_factors(weights: Any, dataset: Dataset) -> np.ndarray:
+    """Return the factor of C for each class: "balanced" (rows / (k · rows of the class)), or as pairs tell."""
     if dataset.classes is None or dataset.class_counts is None:
         raise UsageError("class weights are for classes, not for numbers to predict; give rows weights")
     labels: list[Any] = dataset.classes.tolist()
@@ -247,33 +236,15 @@ class Group:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration, and the dataset and problem that follow from it; made once and passed down."""
+    """A run's configuration, and what follows from it on its dataset; made once, by `reopen`, and passed down."""
 
     config: RunConfig
     dataset: Dataset
     problem: Problem  # all lanes
-
-    @property
-    def options(self) -> ProblemOptions:
-        return self.config.options
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        """The groups of lanes that are trained one after another."""
-        n_lanes = self.problem.n_lanes
-        if self.config.n_groups == 1:
-            return [Group("", range(n_lanes))]
-        together = lanes_together(self.problem)
-        size = -(-(n_lanes // together) // self.config.n_groups) * together
-        return [
-            Group(f"group-{number:02d}", range(start, min(start + size, n_lanes)))
-            for number, start in enumerate(range(0, n_lanes, size))
-        ]
-
-    @property
-    def centre(self) -> Centre | None:
-        """Shifts of features and targets as they are read, None without any; the states' weights are for what is left."""
-        return self.dataset.centre if self.config.centred else None
+    groups: list[Group]  # that are trained one after another
+    centre: (
+        Centre | None
+    )  # shifts of features and targets as they are read; the states' weights are for what is left
 
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
@@ -281,10 +252,18 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     try:
         memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         problem = problem_of(config.options, dataset, folds=config.folds, memory=memory)
-        if config.n_groups > (most := problem.n_lanes // lanes_together(problem)):
-            raise UsageError(f"n_groups: expected at most {most}, found {config.n_groups}")
-        run = ResolvedRun(config, dataset, problem)
-        memory_of(config.options, problem.subset(run.groups[0].lanes), dataset)
+        n_lanes = problem.n_lanes
+        block = lanes_together(problem)
+        if config.n_groups > n_lanes // block:
+            raise UsageError(f"n_groups: expected at most {n_lanes // block}, found {config.n_groups}")
+        size = -(-(n_lanes // block) // config.n_groups) * block
+        groups = [
+            Group(
+                f"group-{number:02d}" if config.n_groups > 1 else "", range(start, min(start + size, n_lanes))
+            )
+            for number, start in enumerate(range(0, n_lanes, size))
+        ]
+        memory_of(config.options, problem.subset(groups[0].lanes), dataset)
     except UsageError as error:
         raise _damaged(path, error) from None
-    return run
+    return ResolvedRun(config, dataset, problem, groups, dataset.centre if config.centred else None)

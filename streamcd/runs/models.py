@@ -88,7 +88,7 @@ def make_model(
     dataset = run.dataset
     lane = problem.lanes[lanes.start]
     factors = problem.class_factors(lanes)
-    bias = float(run.options.bias)
+    bias = float(run.config.options.bias)
     record = ModelFile(
         loss=problem.loss,
         C=lane.C,
@@ -96,7 +96,7 @@ def make_model(
         intercept=(bias_weight * problem.bias).tolist(),
         classes=problem.classes.tolist(),
         code=stored_code(problem.loss, problem.code),
-        method=run.options.method,
+        method=run.config.options.method,
         bias=bias if bias >= 0 else NO_BIAS,
         free_bias=problem.free_bias,
         l1=lane.l1,

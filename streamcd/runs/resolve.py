@@ -275,78 +275,11 @@ _MOST_PRODUCTS = 64
 """Entries of a row, times the lanes, for which the products of their pairs take little longer than reading."""
 
 
-class Sizes(NamedTuple):
-    """Figures of data and lanes by which a method is chosen."""
-
-    n_rows: int
-    n_features: int
-    n_entries: int
-    entry_bytes: int
-    n_lanes: int  # of classes and values of C
-    C_mean_square: float  # the largest C times the mean square of the rows' norms
-    rows_are_long: bool  # beside 1/C, see `diagnostics.rows_are_long`
-    tol: float  # the relative gap that is wanted
-    make_columns: str  # with L1, the command that makes the column layout; empty where there is one
-
-
-def choose(sizes: Sizes, loss: str, penalty: str, resources: Resources, folds: int) -> tuple[str, str]:
-    """Choose a method, with the reason; newton is for `choose_method` to see whether it fits."""
-    size = sizes.n_features + 1
-    # which workers share
-    matrices = _MATRICES * 8 * sizes.n_lanes * size**2
-    few = matrices <= _SHARE * resources.memory / (resources.workers or 1)
-    if penalty != "l2":
-        if few:
-            return "newton", f"few features: it needs the fewest reads with the penalty {penalty}"
-        if not sizes.make_columns:
-            return "working-set", f"it trains with the penalty {penalty} from the column layout"
-        return (
-            "newton",
-            f"the penalty {penalty} takes less time by the column layout, which {sizes.make_columns} makes",
-        )
-    dual = "dual", "" if folds else "the fewest passes on nearly all data"
-    if "newton" not in methods_for(loss):
-        return dual
-    has_few_products = sizes.n_entries * sizes.n_lanes <= _MOST_PRODUCTS * sizes.n_rows
-    if resources.workers is not None:
-        tall = few and has_few_products and sizes.n_rows >= ROWS_PER_FEATURE * size
-        reads = "few features: it needs the fewest reads, which workers share"
-        return ("newton", reads) if tall else dual
-    long = (
-        sizes.rows_are_long
-        and (has_few_products or sizes.n_lanes == 1)
-        and sizes.n_lanes * size**3 <= _MOST_OPERATIONS
-    )
-    is_streamed = sizes.n_entries * sizes.entry_bytes > resources.memory - RUNNING_BYTES
-    figures = sizes.n_rows, size, sizes.n_entries, sizes.C_mean_square, sizes.tol
-    # many costs share the passes of a search
-    faster = few and not folds and newton_is_faster(loss, *figures, is_streamed=is_streamed)
-    if is_streamed:
-        reads = "few features, and rows that are read from disk: it needs the fewest reads"
-        return ("newton", reads) if faster or (long and not folds) else dual
-    if long:  # newton's passes alone end where features are badly scaled
-        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
-    return ("newton", "few features: it takes less time") if faster else dual
-
-
 def choose_method(
     options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
-    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    mean_square = ((options.unpenalized_bias and dataset.centre) or dataset).mean_square or 0.0
-    sizes = Sizes(
-        dataset.n_rows,
-        dataset.n_features,
-        dataset.n_entries,
-        dataset.entry_bytes,
-        n_classes * len(options.C),
-        max(options.C) * mean_square,
-        rows_are_long(dataset, max(options.C), accelerated=True, centred=options.unpenalized_bias),
-        tol,
-        "" if options.penalty == "l2" or has_columns(dataset) else f"'streamcd columns {dataset.path}'",
-    )
-    method, reason = choose(sizes, options.loss, options.penalty, resources, folds)
+    method, reason = _preferred_method(options, dataset, resources, folds, tol)
     if method == "newton":
         trial = replace(options, method="newton", acceleration="none")
         try:
@@ -364,6 +297,55 @@ def choose_method(
 def _asks_for_dual(problem: ProblemOptions, eps: float | None) -> bool:
     """Tell whether there is an option of dual coordinate descent: its step, its acceleration, LIBLINEAR's rule."""
     return problem.omega != 1.0 or problem.acceleration != "auto" or eps is not None
+
+
+def _preferred_method(
+    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int, tol: float
+) -> tuple[str, str]:
+    """Choose a method, with the reason, by the sizes of data and lanes, whether or not newton's matrices fit."""
+    n_rows = dataset.n_rows
+    n_entries = dataset.n_entries
+    size = dataset.n_features + 1
+    largest_C = max(options.C)
+    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    n_lanes = n_classes * len(options.C)
+    # which workers share
+    matrices = _MATRICES * 8 * n_lanes * size**2
+    few = matrices <= _SHARE * resources.memory / (resources.workers or 1)
+    if options.penalty != "l2":
+        if few:
+            return "newton", f"few features: it needs the fewest reads with the penalty {options.penalty}"
+        if has_columns(dataset):
+            return "working-set", f"it trains with the penalty {options.penalty} from the column layout"
+        return (
+            "newton",
+            f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns {dataset.path}' "
+            "makes",
+        )
+    dual = "dual", "" if folds else "the fewest passes on nearly all data"
+    if "newton" not in methods_for(options.loss):
+        return dual
+    has_few_products = n_entries * n_lanes <= _MOST_PRODUCTS * n_rows
+    if resources.workers is not None:
+        tall = few and has_few_products and n_rows >= ROWS_PER_FEATURE * size
+        reads = "few features: it needs the fewest reads, which workers share"
+        return ("newton", reads) if tall else dual
+    long = (
+        (has_few_products or n_lanes == 1)
+        and n_lanes * size**3 <= _MOST_OPERATIONS
+        and rows_are_long(dataset, largest_C, accelerated=True, centred=options.unpenalized_bias)
+    )
+    is_streamed = n_entries * dataset.entry_bytes > resources.memory - RUNNING_BYTES
+    mean_square = ((options.unpenalized_bias and dataset.centre) or dataset).mean_square or 0.0
+    figures = n_rows, size, n_entries, largest_C * mean_square, tol
+    # many costs share the passes of a search
+    faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
+    if is_streamed:
+        reads = "few features, and rows that are read from disk: it needs the fewest reads"
+        return ("newton", reads) if faster or (long and not folds) else dual
+    if long:  # newton's passes alone end where features are badly scaled
+        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
+    return ("newton", "few features: it takes less time") if faster else dual
 
 
 def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:

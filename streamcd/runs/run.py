@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,8 +204,7 @@ def _begin(
         directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
         for note in notes:  # now that all options are checked
             listener.message(note)
-        session = stack.enter_context(_prepared(directory, training, workers, session))
-        return run(directory, training, session, previous)
+        return _train_recorded(directory, training, workers, session, previous)
 
 
 def _go_on(
@@ -241,38 +240,38 @@ def _go_on(
         if workers is not None:
             listener.message(describe_worker_budget(training.config.memory))
         session = replace(session, n_threads=config.threads)
-        with _prepared(directory, training, workers, session) as session:
-            return run(directory, training, session, previous)
+        return _train_recorded(directory, training, workers, session, previous)
 
 
-@contextmanager
-def _prepared(
-    directory: checkpoint.Run, training: ResolvedRun, workers: Workers | None, session: Session
-) -> Iterator[Session]:
-    """Warn of what is wrong from the start, record the configuration, and provide the session with a client of workers."""
+def _train_recorded(
+    directory: checkpoint.Run,
+    training: ResolvedRun,
+    workers: Workers | None,
+    session: Session,
+    previous: WarmStart | None,
+) -> Result:
+    """Warn of what is wrong from the start, record the configuration, and train, with a client of workers if any."""
     config = training.config
-    options = config.options
-    accelerated = options.acceleration != "none"
-    for line in _advice(training, accelerated=accelerated):
-        session.listener.warning(line)
+    listener = session.listener
+    for line in _advice(training, accelerated=config.options.acceleration != "none"):
+        listener.warning(line)
     if workers is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
         dataset = training.dataset
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
         planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
-        warn_of_memory(config.memory, planned, session.listener)
+        warn_of_memory(config.memory, planned, listener)
     directory.write_config(asdict(config))
     record_data(directory.path, training.dataset, centred=training.centre is not None)
     if workers is None:
-        yield session
-        return
-    with workers.connected(session.listener, directory.path) as client:
-        yield replace(session, client=client)
+        return run(directory, training, session, previous)
+    with workers.connected(listener, directory.path) as client:
+        return run(directory, training, replace(session, client=client), previous)
 
 
 def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
     """Describe what is badly scaled for a training."""
-    options = training.options
+    options = training.config.options
     return advice(
         training.dataset,
         max(options.C),
@@ -342,7 +341,7 @@ def _make_loop(
 ) -> TrainingLoop:
     """Make the loop of some lanes, by their indices among all."""
     config = training.config
-    options = training.options
+    options = config.options
     lanes = training.problem.subset(numbers)
     if lanes.n_lanes < training.problem.n_lanes:
         several = f"problems {numbers.start + 1}-{numbers.stop} of {training.problem.n_lanes}, "
@@ -356,7 +355,7 @@ def _make_loop(
         acceleration=options.acceleration,
         plan=config.plan,
     )
-    warm_start = None if previous is None else previous.subset(lanes, numbers)
+    warm_start = None if previous is None else previous.subset(numbers)
     loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:
         return Loop(*loop)

@@ -97,7 +97,7 @@ def _directory_problems(
                 raise CheckpointError(
                     f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
                 )
-            memory = memory_of(run.options, run.problem.subset(group.lanes), run.dataset)
+            memory = memory_of(run.config.options, run.problem.subset(group.lanes), run.dataset)
             slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, own)
             slots.restore(arrays["slots"])
         except CheckpointError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,15 @@ import numpy as np
 from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.files import replacing
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.setting import Setting
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.centring import move_sums
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
-from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
+from ..kernels.loss_table import LOSSES, PLANES
 from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Lane, Problem
+from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, START, TRAIN, State
 from ..solvers.registry import find_solver, is_proximal
 from ..stream.arenas import class_codes
@@ -57,40 +59,30 @@ first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Initial values of new lanes, those of `problem`, from the old run in a directory."""
+    """Initial values of the lanes of a new run from the old run in a directory."""
 
     path: Path
     old: ResolvedRun
     new: ResolvedRun
     chunk_of: np.ndarray  # the chunk of the old run's dataset that every new one is, -1 for none
-    problem: Problem
-    matrix: np.ndarray  # (old vectors, new ones): their `combination`
+    sources: np.ndarray  # (lanes, k): the old lanes that each starts from, one for each fold
+    factors: np.ndarray  # (lanes,): of the sum of their dual variables
     ratios: np.ndarray | None  # of dual variables, by class
 
-    def subset(self, lanes: Problem, numbers: range) -> WarmStart:
-        """Return the start of some of the lanes, whose indices among all are `numbers`."""
-        width = lanes.lane_vectors
-        return replace(
-            self, problem=lanes, matrix=self.matrix[:, numbers.start * width : numbers.stop * width]
-        )
+    def subset(self, lanes: range) -> WarmStart:
+        """Return the start of some of the lanes."""
+        chosen = slice(lanes.start, lanes.stop)
+        return replace(self, sources=self.sources[chosen], factors=self.factors[chosen])
 
     @property
     def new_chunks(self) -> np.ndarray:
         """List the chunks of rows that the old run did not have; with those first, the others answer to them in one pass."""
         return np.flatnonzero(self.chunk_of < 0)
 
-    @property
-    def _mean(self) -> np.ndarray:
-        return (self.matrix > 0.0) / np.maximum((self.matrix > 0.0).sum(axis=0), 1)
-
-    @property
-    def _bias_factor(self) -> float:
-        """Factor of the bias's weight; its inverse is that of sums of alpha."""
-        return self.old.problem.bias / self.problem.bias if self.problem.bias else 1.0
-
     def begin(self, state: State, solver: Any, slots: SlotStore, rank: np.ndarray) -> None:
         """Initialise a state, over features by their `rank`, and the rows' slots, as far as the solver can use it."""
-        lanes, old, w = state.lanes, self.old, SourceRows(state.w, rank)
+        lanes = state.lanes
+        w = SourceRows(state.w, rank)
         between_reads = not self._saved("position")[1::2].any()
         if solver.warm_start in ("w", "w and scores"):
             self._fill_weights(w)
@@ -98,159 +90,165 @@ class WarmStart:
                 # the first read computes the scores of rows at weights that are not 0; caution 2, because the likely failure
                 # of this certificate must not delay the next one
                 begun = state.w.any(axis=0)
-                lanes["phase"][begun], lanes["caution"][begun] = CERTIFY, 2.0
+                lanes["phase"][begun] = CERTIFY
+                lanes["caution"][begun] = 2.0
             return
         self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        self._fill_sums(SourceRows(solver.v(state), rank))
+        accelerated = is_proximal(self.old.problem, self.old.config.options.acceleration)
+        self._fill_sums(SourceRows(solver.v(state), rank), accelerated=accelerated)
         if "kappa" in lanes:
             self._fill_weights(w)  # with w(alpha) as the centre it takes more passes than from nothing
-            self._steer(lanes)
-        factors = self._of_lanes(self.matrix)
+            if accelerated:
+                self._adopt_kappa(lanes)
         # of several folds the terms of the dual are a little larger: the estimates do without what they lack
         for name in ("v_error", "dual_sum"):
-            lanes[name] += self._saved(name) @ factors
+            lanes[name] += self._saved(name)[self.sources].sum(axis=1) * self.factors
         # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read;
         # C scales the costs of all rows but those that a plane is fitted to
-        whole = self.ratios is None and np.count_nonzero(self.chunk_of >= 0) == old.dataset.n_chunks
-        whole &= self.problem.form != PLANES or set(np.unique(factors)) <= {0.0, 1.0}
+        whole = self.ratios is None and np.count_nonzero(self.chunk_of >= 0) == self.old.dataset.n_chunks
+        whole &= self.new.problem.form != PLANES or bool((self.factors == 1.0).all())
         lanes["phase"][:] = TRAIN if whole and between_reads else START
 
-    def _of_lanes(self, matrix: np.ndarray) -> np.ndarray:
-        width = self.problem.lane_vectors
-        return matrix[::width, ::width]
+    def _adopt_kappa(self, lanes: dict[str, np.ndarray]) -> None:
+        """Take kappa and theta of the old lanes, where neither kappa was fixed."""
+        kappa = self._saved("kappa")[self.sources].mean(axis=1)
+        theta = self._saved("theta")[self.sources].mean(axis=1)
+        adopts = (kappa > 0.0) & (theta > 0.0) & (lanes["theta"] > 0.0)
+        lanes["theta"][adopts] = theta[adopts]
+        grown = bool(self.new_chunks.size)
+        lanes["kappa"][adopts] = (_CENTRE_KAPPA if grown else 1.0) * kappa[adopts]
+        if grown and not LOSSES[self.new.problem.loss].smooth:
+            lanes["earlier_moves"][adopts] = _SETTLED_MOVES
 
     # -- the last checkpoint of the old run, whose groups of lanes have one each ----------------------------------------
 
     def _saved(self, name: str) -> np.ndarray:
         """Read an array of all groups, one after the other."""
-        found = []
+        arrays = []
         identity = checkpoint.read_identity(self.path)
         for group in self.old.groups:
             state = self.path / group.directory / "state.npz"
-            arrays = checkpoint.read_arrays(state, (name,), identity.part(group.directory))
-            if arrays is None or (name == "position" and not arrays[name].any()):
+            read = checkpoint.read_arrays(state, (name,), identity.part(group.directory))
+            if read is None or (name == "position" and not read[name].any()):
                 raise CheckpointError(
                     f"{state.parent}: no checkpoint to start from; 'streamcd resume {state.parent}' first"
                 )
-            found.append(arrays[name])
-        return np.concatenate(found)
-
-    def _saved_rows(self, name: str) -> Iterator[np.ndarray]:
-        """Iterate over blocks of rows of an array over features, of the vectors of all groups."""
-        block_rows = max(BLOCK_WEIGHTS // self.matrix.shape[0], 1)
-        states = (self.path / group.directory / "state.npz" for group in self.old.groups)
-        parts = (checkpoint.read_array_rows(state, name, block_rows) for state in states)
-        return map(np.hstack, zip(*parts, strict=True))
+            arrays.append(read[name])
+        return np.concatenate(arrays)
 
     def _write_alpha(self, solver: Any, slots: SlotStore) -> None:
         """Write the dual variables of the old run's rows, all active; other rows are left to the solver."""
         old = self.old
         dataset = self.new.dataset
+        width = old.problem.lane_vectors
         identity = checkpoint.read_identity(self.path)
         stores = []
-        width, n_parts = self.problem.lane_vectors, 2 if self.problem.row_loss.kind == LOG_LOSS else 1
         for group, current in zip(old.groups, np.split(self._saved("slots"), len(old.groups)), strict=True):
-            layout: Any = memory_of(old.options, old.problem.subset(group.lanes), old.dataset).layout
+            layout: Any = memory_of(old.config.options, old.problem.subset(group.lanes), old.dataset).layout
             folder = self.path / group.directory / "dual"
             store = chunk_slots(folder, old.dataset, layout.state_bytes, identity.part(group.directory))
             store.restore(current)
-            matrix = self.matrix[group.lanes.start * width : group.lanes.stop * width]
-            stores.append((store, layout, matrix))
+            stores.append((store, layout, group.lanes.start * width))
+        vectors = self._vectors()
+        n_parts = solver.layout.alpha_width // len(vectors)
         n_rows = np.diff(dataset.row_start)
         for chunk in np.flatnonzero(self.chunk_of >= 0).tolist():
-            alpha = np.zeros((n_rows[chunk], solver.layout.alpha_width))
-            for store, layout, matrix in stores:
+            alpha = np.zeros((n_rows[chunk], n_parts, len(vectors)))
+            for store, layout, first in stores:
                 saved = np.empty((n_rows[chunk], layout.alpha_width))
                 active = np.empty((n_rows[chunk], layout.n_flags), dtype=np.uint8)
                 if not store.load(int(self.chunk_of[chunk]), [saved, active]):
                     raise CheckpointError(
                         f"{self.path}: the run has not visited all rows; 'streamcd resume {self.path}' first"
                     )
-                alpha += np.hstack([part @ matrix for part in np.hsplit(saved, n_parts)])
+                parts = saved.reshape(n_rows[chunk], n_parts, -1)
+                for of_fold in (vectors - first).T:
+                    here = (of_fold >= 0) & (of_fold < parts.shape[2])
+                    alpha[:, :, here] += parts[:, :, of_fold[here]]
+            alpha *= np.repeat(self.factors, width)
             if self.ratios is not None:
                 (label,) = dataset.read_rows(chunk, ("label",))
-                alpha *= self.ratios[class_codes(dataset, chunk, label), None]
-            slots.save(chunk, [alpha, np.ones((n_rows[chunk], solver.layout.n_flags), dtype=np.uint8)])
-
-    # -- weights ------------------------------------------------------------------------------------------------------
+                alpha *= self.ratios[class_codes(dataset, chunk, label), None, None]
+            active = np.ones((n_rows[chunk], solver.layout.n_flags), dtype=np.uint8)
+            slots.save(chunk, [alpha.reshape(n_rows[chunk], -1), active])
 
     def _fill_weights(self, w: SourceRows) -> None:
         """Write the mean of the old lanes' w to `w`."""
         rows = self._saved_rows("w")
-        centre = self.old.centre
-        self._fill(w, rows if centre is None else centre.leave(rows, self.old.problem.bias), self._mean)
-        w[-1] *= self._bias_factor
+        old_bias = self.old.problem.bias
+        bias = self.new.problem.bias
+        if self.old.centre is not None:
+            rows = self.old.centre.leave(rows, old_bias)
+        self._fill(w, rows, 1.0 / self.sources.shape[1])
+        if bias:
+            w[-1] *= old_bias / bias
         if self.new.centre is not None:
-            self.new.centre.enter(w, self.problem.bias)
+            self.new.centre.enter(w, bias)
 
-    def _fill_sums(self, v: SourceRows) -> None:
+    def _fill_sums(self, v: SourceRows, *, accelerated: bool) -> None:
         """Write w(alpha) of the new lanes to `v`; it differs from w in an accelerated run."""
         rows = self._saved_rows("w")
-        if self._old_is_accelerated:
+        bias = self.new.problem.bias
+        if accelerated:
             lanes = {name: self._saved(name) for name in ("kappa", "in_pass")}
             pairs = zip(rows, self._saved_rows("centre_or_w_alpha"), strict=True)
             rows = (weights_of_alpha(lanes, *pair) for pair in pairs)
-        self._fill(v, rows, self.matrix)
-        v[-1] /= self._bias_factor
-        if self.problem.bias:
-            move_sums(v, self.old.centre, self.new.centre, self.problem.bias)
+        self._fill(v, rows, np.repeat(self.factors, self.old.problem.lane_vectors))
+        if bias:
+            v[-1] *= bias / self.old.problem.bias
+            move_sums(v, self.old.centre, self.new.centre, bias)
 
-    def _fill(self, w: SourceRows, blocks: Iterable[np.ndarray], matrix: np.ndarray) -> None:
-        """Write combinations of old rows, in blocks, to those of the same features in `w`, whose last row is the bias's."""
+    def _saved_rows(self, name: str) -> Iterator[np.ndarray]:
+        """Iterate over blocks of rows of an array over features, of the vectors of all groups."""
+        block_rows = max(BLOCK_WEIGHTS // max(self.old.problem.n_vectors, self._vectors().size), 1)
+        states = (self.path / group.directory / "state.npz" for group in self.old.groups)
+        parts = (checkpoint.read_array_rows(state, name, block_rows) for state in states)
+        return map(np.hstack, zip(*parts, strict=True))
+
+    def _fill(self, w: SourceRows, blocks: Iterable[np.ndarray], factors: np.ndarray | float) -> None:
+        """Write sums of old vectors, times factors, to the same features in `w`, whose last row is the bias's."""
         w.array[:] = 0.0
         start = 0
+        vectors = self._vectors()
         n_features = self.old.dataset.n_features
         for rows in blocks:
+            sums = rows[:, vectors].sum(axis=2) * factors
             n_rows = min(rows.shape[0], n_features - start)
-            w[start : start + n_rows] = rows[:n_rows] @ matrix
+            w[start : start + n_rows] = sums[:n_rows]
             if n_rows < rows.shape[0]:
-                w[-1] = rows[-1] @ matrix
+                w[-1] = sums[-1]
             start += rows.shape[0]
 
-    @property
-    def _old_is_accelerated(self) -> bool:
-        """Tell whether the old run has a proximal point."""
-        options = self.old.options
-        return is_proximal(self.old.problem, options.acceleration) and _keeps_alpha(options)
-
-    def _steer(self, lanes: dict[str, np.ndarray]) -> None:
-        """Adopt kappa and theta of the old lanes, where neither kappa was fixed."""
-        if not self._old_is_accelerated:
-            return
-        kappa, theta = (self._saved(name) @ self._of_lanes(self._mean) for name in ("kappa", "theta"))
-        adopts = (kappa > 0.0) & (theta > 0.0) & (lanes["theta"] > 0.0)
-        lanes["theta"][adopts] = theta[adopts]
-        grown = bool(self.new_chunks.size)
-        lanes["kappa"][adopts] = (_CENTRE_KAPPA if grown else 1.0) * kappa[adopts]
-        if grown and not LOSSES[self.problem.loss].smooth:
-            lanes["earlier_moves"][adopts] = _SETTLED_MOVES
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The lanes of the old run from which those of the new one start
+    def _vectors(self) -> np.ndarray:
+        """Return the old weight vectors that each new one starts from, (vectors, k)."""
+        return np.stack([self.new.problem.columns(lanes) for lanes in self.sources.T], axis=1)
 
 
 def start_from(
     path: Path, old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None
 ) -> WarmStart:
-    """Make the start of a new run's lanes from an earlier run in a directory; by default of the same chunks.
+    """Make the start of a new run from an earlier run in a directory; by default of the same chunks.
 
-    Raises `UsageError` if the problems differ in more than C, weights of classes and folds. Dual variables fit the same
-    bias alone, and weights of classes change some lanes of planes alone.
+    A lane starts from those of the same vector, of every fold, with the nearest C and then the nearest λ. Raises
+    `UsageError` if the problems differ in more than C, weights of classes and folds. Dual variables fit the same bias alone,
+    and weights of classes change some lanes of planes alone.
     """
-    before, now, dual = old.problem, new.problem, _keeps_alpha(new.options)
-    ratios = _class_ratios(before, now) if dual else None
+    before = old.problem
+    now = new.problem
     pairs: dict[str, tuple[object, object]] = {
         "loss": (before.loss, now.loss),
         "ridge" if now.loss == "twin" else "l2": (before.scale, now.scale),
         "slack": (before.slack, now.slack),
         "parameter of the loss": (before.parameter, now.parameter),
     }
-    # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
-    if dual and not (before.free_bias and now.free_bias):
-        pairs["bias"] = before.bias or "none", now.bias or "none"
+    ratios = None
+    if _keeps_alpha(new.config.options):
+        ratios = _class_ratios(before, now)
+        # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+        if not (before.free_bias and now.free_bias):
+            pairs["bias"] = before.bias or "none", now.bias or "none"
     different = [f"{name} {was}, found {now}" for name, (was, now) in pairs.items() if was != now]
     if not np.array_equal(before.code, now.code):
         different.append("code matrix")
@@ -260,25 +258,27 @@ def start_from(
         raise UsageError(f"a warm start needs the run's {', '.join(different)}")
     if now.n_folds:
         raise UsageError("a warm start cannot begin the training of folds")
-    if chunk_of is None:
-        chunk_of = np.arange(old.dataset.n_chunks)
-    return WarmStart(path, old, new, chunk_of, now, _combination(before, now), ratios)
+    width = before.block_lanes
+    settings = [lane.setting for lane in before.lanes[::width]]
+    sources = []
+    factors = []
+    for lane in now.lanes[::width]:
+        nearest = min(settings, key=partial(_distance, lane.setting))
+        sources.append([width * block for block, setting in enumerate(settings) if setting == nearest])
+        factors.append(lane.C / nearest.C / max(before.n_folds - 1, 1))  # each row was left out of one fold
+    return WarmStart(
+        path,
+        old,
+        new,
+        np.arange(old.dataset.n_chunks) if chunk_of is None else chunk_of,
+        np.repeat(sources, width, axis=0) + np.arange(now.n_lanes)[:, None] % width,
+        np.repeat(factors, width),
+        ratios,
+    )
 
 
-def _combination(old: Problem, new: Problem) -> np.ndarray:
-    """Return the matrix of the linear combinations of dual variables, shape (old vectors, new vectors)."""
-    n_trained = max(old.n_folds - 1, 1)  # folds that a row is not in
-    width = old.block_lanes
-    blocks = np.zeros((old.n_lanes // width, new.n_lanes // width))
-    for number, target in enumerate(new.lanes[::width]):
-        nearest = min(old.lanes, key=lambda lane, target=target: _distance(target, lane))  # type: ignore[misc]
-        of_nearest = [lane.setting == nearest.setting for lane in old.lanes[::width]]
-        blocks[of_nearest, number] = target.C / nearest.C / n_trained
-    return np.kron(blocks, np.eye(width * old.lane_vectors))
-
-
-def _distance(target: Lane, source: Lane) -> tuple[float, float]:
-    """Return how far a lane is from another, by C first and then by λ."""
+def _distance(target: Setting, source: Setting) -> tuple[float, float]:
+    """Return how far a setting is from another, by C first and then by λ."""
     of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
     return abs(math.log(source.C / target.C)), of_l1
 
@@ -313,10 +313,10 @@ def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
     if config.scoring is not None:
         path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    dual, method = _keeps_alpha(new.options), config.options.method
+    dual, method = _keeps_alpha(new.config.options), config.options.method
     if dual and not _keeps_alpha(config.options):
         raise UsageError(f"{source}: trained by {method}, which has no dual variables to start from")
-    if method == "sor" and new.options.method == "dual":
+    if method == "sor" and new.config.options.method == "dual":
         raise UsageError(f"{source}: trained by sor, from which dual cannot start")
     if config.fingerprint == dataset.fingerprint:
         return start_from(path, reopen(path, config, dataset), new)
@@ -359,27 +359,25 @@ def data_problems(path: Path, fingerprint: str) -> Iterator[str]:
 
 
 def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Dataset, np.ndarray]:
-    """Return a run's dataset, of which only shards that `dataset` has as well can be read, and the chunks they share.
+    """Return a run's dataset, of which no rows can be read, and of every chunk of `dataset` the one that it is, -1 for none.
 
-    Of every chunk of `dataset` that is the chunk of the run's, -1 for none. Shards are known by their content.
+    Shards are known by their content.
     """
     try:
         old = Dataset.open(run / DATA, check_files=False)
-        assert not centred or old.centre is not None, "read here: the files of other figures are elsewhere"
+        assert not centred or old.centre is not None
     except DatasetError as error:
         raise UsageError(
             f"start_from: {run} does not tell the shards that it was trained on: {error}"
         ) from None
-    manifest, chunk_of = dict(old.manifest), np.full(dataset.n_chunks, -1)
-    parts = [dict(part) for part in manifest["parts"]]
-    numbers = {part["content"]: number for number, part in enumerate(parts)}
+    chunk_of = np.full(dataset.n_chunks, -1)
+    old_rows = np.diff(old.row_start)
+    n_rows = np.diff(dataset.row_start)
+    numbers = {part["content"]: number for number, part in enumerate(old.manifest["parts"])}
     for number, part in enumerate(dataset.manifest["parts"]):
-        of_old = numbers.pop(part["content"], None)  # one that is there twice is known once
-        here = np.flatnonzero(dataset.chunk_part == number)
-        there = np.flatnonzero(old.chunk_part == of_old)
-        sizes = [np.diff(one.row_start)[chunks] for one, chunks in ((dataset, here), (old, there))]
-        if of_old is not None and np.array_equal(sizes[0], sizes[1]):
-            chunk_of[here] = there
-            parts[of_old] |= {table: part[table] for table in Dataset.TABLES}
-    manifest["parts"] = parts
-    return old.at(dataset.path, manifest), chunk_of
+        old_number = numbers.pop(part["content"], None)  # one that is there twice is known once
+        chunks = np.flatnonzero(dataset.chunk_part == number)
+        old_chunks = np.flatnonzero(old.chunk_part == old_number)
+        if old_number is not None and np.array_equal(n_rows[chunks], old_rows[old_chunks]):
+            chunk_of[chunks] = old_chunks
+    return old, chunk_of
