@@ -34,7 +34,7 @@ def ended(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
         del line["seconds"], line["bytes_read"]
         line.pop("scratch_bytes", None)  # not of a run with workers
     model = run / "model" if (run / "model").exists() else run / "models"
-    files = sorted(model.rglob("weights.npy"))
+    files = sorted(model.rglob("weights.np[yz]"))
     assert files, f"{run} has no model"
     return b"".join(path.read_bytes() for path in files), lines
 
