@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,14 @@ def run_demo(keep: str | None, listener: Listener, size: DemoSize) -> dict[str, 
 
     Files are made, and kept, in the directory `keep`, which must be empty; by default in a temporary one that is removed.
     """
-    with _directory(keep) as directory:
-        return _Demo(directory, size, listener).run()
-
-
-@contextmanager
-def _directory(keep: str | None) -> Iterator[Path]:
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="streamcd-demo-", ignore_cleanup_errors=True) as directory:
-            yield Path(directory)
-        return
+            return _Demo(Path(directory), size, listener).run()
     path = Path(keep)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
         raise UsageError(f"{path} holds files already; name an empty directory with --keep")
-    yield path
+    return _Demo(path, size, listener).run()
 
 
 class _Demo:
@@ -112,28 +106,25 @@ class _Demo:
         self.size = size
         self.listener = listener
         self.seconds: dict[str, float] = {}
-        budget = ("--memory", size.memory)
-        self.options = {
-            "convert": ("train", "data", *budget),
-            "train": ("--tol", str(size.tol), "--checkpoint-every", f"{size.checkpoint_every}s", *budget),
-            "evaluate": ("test.libsvm", "run-killed", *budget),
-        }
 
     def run(self) -> dict[str, Any]:
         """Go through all steps; the run that is killed half-way does not end."""
-        memory = self.size.memory
-        train = self.options["train"]
+        size = self.size
+        memory = size.memory
+        budgeted = ("--memory", memory)
+        train = ("--tol", str(size.tol), "--checkpoint-every", f"{size.checkpoint_every}s", *budgeted)
         with self._step("total"):
             with self._step("make"):
                 text_bytes = self._make_text()
-            dataset = self._command("convert", f"converts it within {memory}", *self.options["convert"])
+            message = f"converts it within {memory}"
+            dataset = self._command("convert", message, "train", "data", *budgeted)
             message = f"trains within {memory}, uninterrupted"
             whole = self._command("train", message, "data", "run-whole", *train)
             with self._step("killed"):
                 killed_in_pass = self._train_and_kill(whole["passes"], "data", "run-killed", *train)
             resumed = self._command("resume", "resumes it", "run-killed")
             message = "evaluates on rows held out"
-            evaluation = self._command("evaluate", message, *self.options["evaluate"])
+            evaluation = self._command("evaluate", message, "test.libsvm", "run-killed", *budgeted)
         budget = parse_size(memory)
         peak = max(whole["peak_memory_bytes"], resumed["peak_memory_bytes"])
         models = (self.directory / name / "model" for name in ("run-whole", "run-killed"))
@@ -181,11 +172,15 @@ class _Demo:
         (self.directory / "train").mkdir()
         bounds = [size.train_blocks * part // n_parts for part in range(n_parts + 1)]
         paths = [self.directory / "train" / f"part-{part}.libsvm" for part in range(n_parts)]
-        jobs = [(path, *bounds[part : part + 2], size) for part, path in enumerate(paths)]
-        n_blocks = size.train_blocks + size.test_blocks
-        jobs.append((self.directory / "test.libsvm", size.train_blocks, n_blocks, size))
+        bounds.append(size.train_blocks + size.test_blocks)
+        jobs = [
+            (path, (stop - start) * BLOCK_ROWS, size.n_features, size.entries_per_row, 0, start * BLOCK_ROWS)
+            for path, (start, stop) in zip(
+                [*paths, self.directory / "test.libsvm"], pairwise(bounds), strict=True
+            )
+        ]
         with Pool(n_parts, self.listener, __name__) as workers:
-            workers.run(_write_part, jobs, phase="make", unit="parts")
+            workers.run(write_text_like, jobs, phase="make", unit="parts")
         return sum(path.stat().st_size for path in paths)
 
     def _train_and_kill(self, n_passes: int, *arguments: str) -> int:
@@ -221,14 +216,3 @@ class _Demo:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-
-
-def _write_part(path: Path, first_block: int, stop_block: int, size: DemoSize) -> None:
-    write_text_like(
-        path,
-        n_rows=(stop_block - first_block) * BLOCK_ROWS,
-        n_features=size.n_features,
-        entries_per_row=size.entries_per_row,
-        seed=0,
-        first_row=first_block * BLOCK_ROWS,
-    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,21 @@ from .console import Console, Shown, show
 from .options import Decorator, json_option, quiet_option
 
 
-@contextmanager
-def _way_on(run: str) -> Iterator[None]:
-    """Add to an error of the operating system how to resume the run."""
-    try:
-        yield
-    except StreamcdError:
-        raise
-    except OSError as error:
-        if os.path.exists(os.path.join(run, "config.json")):
-            begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
-            where = "from the last checkpoint" if begun else "from the beginning"
-            error.add_note(f"'streamcd resume {run}' goes on {where}")
-        raise
-
-
 def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequence[str] = ()) -> Shown:
     """Run a training that signals can stop; returns its result."""
     listener.notes += notes
     with stop_requests() as stop_requested:
-        with warnings.catch_warnings(), _way_on(run):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
-            result = work(listener=listener, stop_requested=stop_requested)
+            try:
+                result = work(listener=listener, stop_requested=stop_requested)
+            except OSError as error:
+                # of the operating system: how to resume the run
+                if not isinstance(error, StreamcdError) and (Path(run) / "config.json").exists():
+                    begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
+                    where = "from the last checkpoint" if begun else "from the beginning"
+                    error.add_note(f"'streamcd resume {run}' goes on {where}")
+                raise
         # that the time was up, and a checkpoint saved, the training has told
         if not result.converged and result.stop_reason != "time":
             from ..runs.describe import describe_run  # loads numpy, which --help does without

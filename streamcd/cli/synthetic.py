@@ -103,7 +103,6 @@ def iterate_rows(make_block: Callable[[int], RowPiece], first_row: int, n_rows: 
 
 def write_text_like(
     path: str | os.PathLike[str],
-    *,
     n_rows: int,
     n_features: int,
     entries_per_row: int,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, refuse
+from ..core.errors import UsageError
 from ..core.options import takes
 from ..core.parallel import Pool, memory_per_worker
 from ..core.storage import REMOTE_BYTES, Location, is_url, local_path, location
@@ -223,30 +223,22 @@ def _check(options: ConvertOptions, like: Reference | None, source: Source) -> N
             **dict.fromkeys(options.given, of_table),
         }
         taken = ", ".join(name for name, is_given in given.items() if is_given)
-        refuse(
-            UsageError,
-            (
-                of_table and like.encoding is None,
-                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here",
-            ),
-            (
-                taken,
+        if of_table and like.encoding is None:
+            raise UsageError(
+                f"--like {options.like}: its data came from no table; convert its own table first, or give --label here"
+            )
+        if taken:
+            raise UsageError(
                 f"{taken} and --like exclude each other: --like takes labels, columns, indices and scaling from "
-                f"{options.like} ({like.scaling.options()})",
-            ),
+                f"{options.like} ({like.scaling.options()})"
+            )
+    if options.compact and options.n_features is not None:
+        raise UsageError(
+            "--n-features and --compact exclude each other: --compact counts the features that occur"
         )
-    refuse(
-        UsageError,
-        (
-            options.compact and options.n_features is not None,
-            "--n-features and --compact exclude each other: --compact counts the features that occur",
-        ),
-        (
-            source.weighted and options.weights is not None,
-            "--weights and --weight-column exclude each other: give the weights once",
-        ),
-        (
-            like is None and not source.of_indices and of_indices,
-            f"{of_indices} is for features numbered by indices: those of a table are its columns",
-        ),
-    )
+    if source.weighted and options.weights is not None:
+        raise UsageError("--weights and --weight-column exclude each other: give the weights once")
+    if like is None and not source.of_indices and of_indices:
+        raise UsageError(
+            f"{of_indices} is for features numbered by indices: those of a table are its columns"
+        )

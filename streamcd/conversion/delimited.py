@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from ..core.errors import DataError, refuse
+from ..core.errors import DataError
 from ..core.parallel import ahead
 from ..dataset.arrow_columns import (
     COMMA,
@@ -163,18 +163,15 @@ class CsvReader(TextReader, TableReader):
         line = text[first:stop]
         with suppress(UnicodeDecodeError, RecordError, StopIteration):
             names = next(csv_reader([line.decode().rstrip("\r\n")], delimiter=self._delimiter, strict=True))
-        refuse(
-            DataError,
-            (
-                not names,
+        if not names:
+            raise DataError(
                 f"{display_name(path)}:1: expected the names of the columns in UTF-8, with closed quotes, found "
-                f"{line[:60]!r}; correct the line",
-            ),
-            (
-                all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in names),
-                f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names",
-            ),
-        )
+                f"{line[:60]!r}; correct the line"
+            )
+        if all(re.fullmatch(r"\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*", name) for name in names):
+            raise DataError(
+                f"{display_name(path)}:1: expected the names of the columns, found numbers; add a first line of names"
+            )
         return _numbered([name.strip() for name in names]), stop
 
     def blocks(self, piece: Piece, types: Mapping[str, str], first_line: int = 0) -> Iterator[Block]:

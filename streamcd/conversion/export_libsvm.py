@@ -64,7 +64,7 @@ def export_libsvm(
         run = scratch / "run"
         ends = _range_ends(dataset, layout, left // 2)
         with PartitionWriter(run, layout, len(ends), left // 2) as writer:
-            _partition_rows(dataset, writer, Ranges(0, ends), listener)
+            _partition_rows(dataset, writer, Ranges(ends), listener)
         with (
             replacing(target) as (partial,),
             open(partial, "wb") as file,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ..core.errors import DataError, UsageError, counted, first_of, refuse
+from ..core.errors import DataError, UsageError, counted, first_of
 from ..core.files import describe_other_kind, kind_of_directory
 from ..core.storage import Location, Url, is_url, location
 from .byte_sources import delimiter_of, is_compressed, read_head
@@ -264,29 +264,20 @@ def _check(paths: list[str], format: str, reading: Reading, options: TableOption
     given = [option for option in options.given if format == "libsvm" or option != options.label_flag]
     strings = [] if encoding is None else encoding.string_columns
     ranges = " or a server that gives ranges" if format == "parquet" else ""
-    odd = [
-        path
-        for path in paths
-        if format not in _TEXT and not (is_plain(path) and (ranges or not is_url(path)))
-    ]
-    refuse(
-        UsageError,
-        (
-            odd,
-            f"{display_name(''.join(odd[:1]))}: expected a plain file where it holds {format}, on a disk{ranges}, found "
-            "another; decompress or download it first",
-        ),
-        (
-            given and not is_table and not encoding,
-            f"{', '.join(given)}: expected a table with named columns, found {said} in {name}",
-        ),
-        (
-            strings and not is_table,
-            f"{name}: expected a table with the strings of the training data (columns {first_of(strings, 3)}), found {said}",
-        ),
-        (
-            is_table and encoding is None and not reading.needs_label,
+    for path in paths if format not in _TEXT else ():
+        if not (is_plain(path) and (ranges or not is_url(path))):
+            raise UsageError(
+                f"{display_name(path)}: expected a plain file where it holds {format}, on a disk{ranges}, found another; "
+                "decompress or download it first"
+            )
+    if given and not is_table and not encoding:
+        raise UsageError(f"{', '.join(given)}: expected a table with named columns, found {said} in {name}")
+    if strings and not is_table:
+        raise UsageError(
+            f"{name}: expected a table with the strings of the training data (columns {first_of(strings, 3)}), found {said}"
+        )
+    if is_table and encoding is None and not reading.needs_label:
+        raise UsageError(
             f"{name}: expected libsvm text or a matrix, found a table: the model's data came from none, and its features "
-            "have no names; train on a dataset that was converted from a table",
-        ),
-    )
+            "have no names; train on a dataset that was converted from a table"
+        )

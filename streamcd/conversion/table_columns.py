@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import DataError, UsageError, first_of, refuse
+from ..core.errors import DataError, UsageError, first_of
 from ..dataset.arrow_columns import (
     COMMA,
     MOST_ODD,
@@ -175,22 +175,19 @@ def choose_encoding(
             unused[feature] = column
     columns.sort(key=lambda column: column.kind == "sparse")  # whose features come after those of others
     wanted = next((column for column in unused if column in (*options.features, *options.category)), "")
-    left_out = "".join(f"; {column!r} is left out: {reason}" for column, reason in list(unused.items())[:3])
-    refuse(
-        UsageError,
-        (
-            wanted,
-            f"{name}: column {wanted!r}: expected numbers, strings, booleans or times; {unused.get(wanted)}",
-        ),
-        (
-            sum(column.kind == "sparse" for column in columns) > 1,
-            "--features: expected one pair INDICES:VALUES at most, found several; join their lists",
-        ),
-        (
-            not columns,
-            f"{name}: expected columns of features, found none besides {options.label!r}{left_out}",
-        ),
-    )
+    if wanted:
+        raise UsageError(
+            f"{name}: column {wanted!r}: expected numbers, strings, booleans or times; {unused[wanted]}"
+        )
+    if sum(column.kind == "sparse" for column in columns) > 1:
+        raise UsageError(
+            "--features: expected one pair INDICES:VALUES at most, found several; join their lists"
+        )
+    if not columns:
+        left_out = "".join(f"; {given!r} is left out: {reason}" for given, reason in list(unused.items())[:3])
+        raise UsageError(
+            f"{name}: expected columns of features, found none besides {options.label!r}{left_out}"
+        )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
     return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
 

@@ -236,7 +236,7 @@ Blocks = Iterator[Records]
 
 def _scatter(work: Work, number: int, tell: Tell | None) -> list[Part]:
     """Partition the entries of a share of the row chunks into the buckets; there are no parts yet."""
-    ranges = Ranges(0, [bucket.stop for bucket in work.buckets])
+    ranges = Ranges([bucket.stop for bucket in work.buckets])
     run = PartitionWriter(work.runs[number], work.layout, len(work.buckets), work.plan.gather_bytes)
     with work.opened() as dataset, run:
         for entries in _reported(ahead(_entries(dataset, *work.shares[number]), 1), 0, tell):

@@ -93,13 +93,6 @@ class Interrupted(StreamcdError):
         self.exit_status = 128 + signum
 
 
-def refuse(error: type[StreamcdError], *cases: tuple[object, str]) -> None:
-    """Raise an error with the message of the first case that is so."""
-    for is_so, message in cases:
-        if is_so:
-            raise error(message)
-
-
 class ConvergenceWarning(UserWarning):
     """A training ended before its stopping rule was met.
 

@@ -95,22 +95,21 @@ class Records(NamedTuple):
 
 
 class Ranges:
-    """Consecutive ranges of integers, as buckets of keys: the first begins at `start`; `ends` ascend, exclusive."""
+    """Consecutive ranges of integers from 0 on, as buckets of keys; `ends` ascend, exclusive."""
 
     _TABLE_BITS = 18
 
-    def __init__(self, start: int, ends: Sequence[int] | np.ndarray) -> None:
-        self._start = start
+    def __init__(self, ends: Sequence[int]) -> None:
         self._ends = np.asarray(ends, np.int64)
-        width = int(self._ends[-1]) - start
-        self._shift = max((width - 1).bit_length() - self._TABLE_BITS, 0)
-        cells = (np.arange(((width - 1) >> self._shift) + 1) << self._shift) + start
+        last = int(self._ends[-1]) - 1
+        self._shift = max(last.bit_length() - self._TABLE_BITS, 0)
+        cells = np.arange((last >> self._shift) + 1) << self._shift
         self._first_bucket = np.searchsorted(self._ends, cells, side="right")
 
     def number(self, key: np.ndarray) -> np.ndarray:
         """Return the number of the range that holds each key; every key must be in one."""
         bucket = np.empty(len(key), np.uint16)
-        kernels.number_by_ranges(key, self._ends, self._first_bucket, self._shift, self._start, bucket)
+        kernels.number_by_ranges(key, self._ends, self._first_bucket, self._shift, bucket)
         return bucket
 
 

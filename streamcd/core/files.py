@@ -365,7 +365,12 @@ def scratch_directory(parent: Path, purpose: str) -> Iterator[Path]:
         with suppress(OSError):  # another process may remove it too
             if old.is_dir() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
                 _remove_locked(old, take_lock(old))
-    path, lock = _locked_directory(parent, prefix)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):  # another process may have removed it before it is locked
+            lock = take_lock(path)
+            if lock is not None and path.exists():
+                break
     try:
         yield path
     finally:
@@ -376,16 +381,6 @@ def _remove_locked(path: Path, lock: int | None) -> None:
     if lock is not None:
         shutil.rmtree(path, ignore_errors=True)
         release_lock(lock)
-
-
-def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Make a directory and lock it; start over if another process removed it before it was locked."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        with suppress(FileNotFoundError):
-            lock = take_lock(path)
-            if lock is not None and path.exists():
-                return path, lock
 
 
 @contextmanager

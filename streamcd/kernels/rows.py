@@ -237,14 +237,14 @@ def scores(rows, shape, w, intercept, out):
 
 
 @cached
-def number_by_ranges(key, ends, first_bucket, shift, start, bucket):
+def number_by_ranges(key, ends, first_bucket, shift, bucket):
     """Write the range that each key lies in to `bucket`.
 
-    The ranges ascend, the first one from `start`; their `ends` (int64) are exclusive. ``first_bucket[cell]`` is the first
-    that overlaps the cell ``(key - start) >> shift``.
+    The ranges ascend, the first one from 0; their `ends` (int64) are exclusive. ``first_bucket[cell]`` is the first that
+    overlaps the cell ``key >> shift``.
     """
     for k in range(key.size):
-        b = first_bucket[(np.int64(key[k]) - start) >> shift]
+        b = first_bucket[np.int64(key[k]) >> shift]
         while key[k] >= ends[b]:
             b += 1
         bucket[k] = b

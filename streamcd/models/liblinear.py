@@ -12,7 +12,7 @@ from typing import TextIO
 
 import numpy as np
 
-from ..core.errors import ModelError, counted, first_of, refuse
+from ..core.errors import ModelError, counted, first_of
 from ..core.files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.memory_budget import BLOCK_WEIGHTS, format_size
 from ..core.options import Listener
@@ -83,10 +83,9 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
         >= 2**31,
         f"LIBLINEAR's labels are integers of 32 bits, the model's are {', '.join(model.label_texts()[:5])}": not whole,
     }
-    refuse(
-        ModelError,
-        *((is_so, f"LIBLINEAR's text cannot hold the model: {text}") for text, is_so in lacking.items()),
-    )
+    for text, is_so in lacking.items():
+        if is_so:
+            raise ModelError(f"LIBLINEAR's text cannot hold the model: {text}")
     for warning in _lost_in_export(model):
         listener.warning(warning)
     with replacing(path) as (new,), open(new, "w", encoding="ascii", newline="\n") as file:

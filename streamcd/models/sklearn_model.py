@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ModelError, UsageError, refuse
+from ..core.errors import ModelError, UsageError
 from ..kernels.loss_table import LOSSES, PLANES
 
 
@@ -14,12 +14,12 @@ def sklearn_estimator(model: Any) -> Any:
     """Make a fitted estimator that predicts as a model does, for rows in the source's units; see `Model.to_sklearn`."""
     of_code = not (model.has_targets or model.is_binary or model.decoder.one_vector_per_class)
     expected = "to_sklearn: expected the decisions of a linear estimator, found"
-    refuse(
-        ModelError,
-        (LOSSES[model.loss].form == PLANES, f"{expected} twin planes"),
-        (model.scaling.normalize != "none", f"{expected} those of rows of unit norm (convert --normalize)"),
-        (of_code, f"{expected} vectors of another code matrix than one-vs-rest"),
-    )
+    if LOSSES[model.loss].form == PLANES:
+        raise ModelError(f"{expected} twin planes")
+    if model.scaling.normalize != "none":
+        raise ModelError(f"{expected} those of rows of unit norm (convert --normalize)")
+    if of_code:
+        raise ModelError(f"{expected} vectors of another code matrix than one-vs-rest")
     weights = np.ascontiguousarray(model.source_weights.T)
     intercept = np.array(model.intercept)
     made = _unfitted(model)
