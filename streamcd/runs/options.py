@@ -67,12 +67,6 @@ class SessionOptions(ListenerOptions, Checked):
                 "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
             )
 
-    def _set_seconds(self, *names: str) -> None:
-        """Take times as numbers of seconds, or as text."""
-        for name in names:
-            if (given := getattr(self, name)) is not None:
-                self._set(**{name: seconds(name, given)})
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(ProblemOptions, SessionOptions):
@@ -174,7 +168,11 @@ class TrainOptions(ProblemOptions, SessionOptions):
 
             n_entries, n_rows = self.plan
             self._set(plan=Plan(n_entries, n_rows, resident=False))
-        self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
+        self._set(
+            checkpoint_every=seconds("checkpoint_every", self.checkpoint_every),
+            max_seconds=seconds("max_seconds", self.max_seconds),
+            worker_timeout=seconds("worker_timeout", self.worker_timeout),
+        )
         check_positive(max_seconds=self.max_seconds)
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
@@ -241,7 +239,7 @@ class ResumeOptions(SessionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_seconds("checkpoint_every")
+        self._set(checkpoint_every=seconds("checkpoint_every", self.checkpoint_every))
 
 
 @dataclass(frozen=True, kw_only=True)

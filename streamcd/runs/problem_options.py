@@ -36,8 +36,10 @@ ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 # Values in one form, of those that Python has or of text
 
 
-def seconds(name: str, given: Any) -> float:
-    """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``."""
+def seconds(name: str, given: Any) -> float | None:
+    """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``; None of None."""
+    if given is None:
+        return None
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
     units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
     time = float(match.group(1)) * units[match.group(2)] if match else as_number(given)

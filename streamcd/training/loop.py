@@ -343,7 +343,6 @@ class Loop(TrainingLoop):
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
         state = self.state
-        n_windows = stream.n_windows(self.state.read)
         spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
         begun = time.monotonic()
         read_before = stream.read_seconds
@@ -364,10 +363,16 @@ class Loop(TrainingLoop):
             self._visit(window, spent)
             if window.number == state.window:
                 if rows_stay:
-                    self._keep_active(stream, window, spent)
+                    started = time.monotonic()
+                    columns = np.repeat(state.phase != DONE, self.problem.lane_vectors)
+                    if refusal := stream.keep_active(window, columns):
+                        self.listener.message(
+                            f"active rows are not copied to disk: {refusal}; all rows are read instead"
+                        )
+                    spent["state"] += time.monotonic() - started
                 state.position[1] += 1
-                self._report(phase, int(state.window / n_windows * n_entries), n_entries)
-                if state.window < n_windows:
+                self._report(phase, int(state.window / window.count * n_entries), n_entries)
+                if state.window < window.count:
                     self._pause()
             waiting = time.monotonic()
         number = state.read
@@ -426,14 +431,6 @@ class Loop(TrainingLoop):
         dataset = self.dataset
         row_bytes = self.solver.layout.state_bytes
         self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
-
-    def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:
-        """Copy the rows that are active in any lane that is not done, for the next reads."""
-        started = time.monotonic()
-        columns = np.repeat(self.state.phase != DONE, self.problem.lane_vectors)
-        if refusal := stream.keep_active(window, columns):
-            self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
-        spent["state"] += time.monotonic() - started
 
     def _pause(self) -> None:
         """Stop if requested, and save a checkpoint if one is due."""
