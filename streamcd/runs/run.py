@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
-from ..core.options import takes
+from ..core.options import Listener, takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -27,7 +26,6 @@ from ..training.result import Result, TuneResult, sum_up
 from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
-    RunConfig,
     is_begun,
     read_config,
     refuse_existing,
@@ -140,21 +138,22 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
     True
     """
 
-    def change(config: RunConfig) -> RunConfig:
-        given: dict[str, Any] = {}
-        if options.dataset is not None:
-            given["dataset"] = str(location(options.dataset).resolve())
-        if options.checkpoint_every is not None:
-            given["checkpoint_every"] = float(options.checkpoint_every)
-        tol = config.rule.tol if options.tol is None else options.tol
-        eps = None if options.tol else config.rule.eps
-        max_passes = config.rule.max_passes if options.max_passes is None else options.max_passes
-        return replace(config, rule=StopRule(tol, eps, max_passes), **given)
-
+    path = local_path(run, "a run")
+    begun = read_config(path)
+    rule = StopRule(
+        begun.rule.tol if options.tol is None else options.tol,
+        None if options.tol else begun.rule.eps,
+        begun.rule.max_passes if options.max_passes is None else options.max_passes,
+    )
+    changes: dict[str, Any] = {"rule": rule}
+    if options.dataset is not None:
+        changes["dataset"] = str(location(options.dataset).resolve())
+    if options.checkpoint_every is not None:
+        changes["checkpoint_every"] = options.checkpoint_every
     with stopped_by_signals(options) as stop_requested:
         workers = _workers(options, fewest=1)
         session = Session(options.listener, stop_requested)
-        result = _go_on(local_path(run, "a run"), workers, session, change)
+        result = _go_on(path, workers, session, changes)
     warn_unconverged(result, options)
     return result
 
@@ -192,8 +191,7 @@ def _begin(
     config, notes = resolve(options, dataset, None if workers is None else workers.local)
     if options.resume and is_begun(path, config):
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        given = {name: getattr(config, name) for name in free}
-        return _go_on(path, workers, session, lambda begun: replace(begun, **given))
+        return _go_on(path, workers, session, {name: getattr(config, name) for name in free})
     training = reopen(path, config, dataset)
     previous = previous_run(training, notes)  # refused before anything is made
     with ExitStack() as stack:
@@ -204,15 +202,17 @@ def _begin(
         directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
         for note in notes:  # now that all options are checked
             listener.message(note)
-        return _train_recorded(directory, training, workers, session, previous)
+        _record(directory, training, listener)
+        if workers is not None:
+            session = replace(session, client=stack.enter_context(workers.connected(listener, path)))
+        return run(directory, training, session, previous)
 
 
-def _go_on(
-    path: Path, workers: Workers | None, session: Session, change: Callable[[RunConfig], RunConfig]
-) -> Result:
-    """Resume a run of any kind with its configuration as changed by `change`."""
+def _go_on(path: Path, workers: Workers | None, session: Session, changes: dict[str, Any]) -> Result:
+    """Resume a run of any kind, with changes of its configuration."""
     listener = session.listener
-    with checkpoint.open_run(path) as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(checkpoint.open_run(path))
         config = read_config(path)
         if (workers is None) != (config.rounds is None):
             begun, way = "in one process", "without workers"
@@ -221,7 +221,7 @@ def _go_on(
             raise UsageError(
                 f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
             )
-        config = change(config)
+        config = replace(config, **changes)
         dataset = same_dataset(config)
         if config.scoring is not None:
             from .search import with_folds
@@ -239,23 +239,18 @@ def _go_on(
             )
         if workers is not None:
             listener.message(describe_worker_budget(training.config.memory))
-        session = replace(session, n_threads=config.threads)
-        return _train_recorded(directory, training, workers, session, previous)
+        _record(directory, training, listener)
+        client = None if workers is None else stack.enter_context(workers.connected(listener, path))
+        session = replace(session, n_threads=config.threads, client=client)
+        return run(directory, training, session, previous)
 
 
-def _train_recorded(
-    directory: checkpoint.Run,
-    training: ResolvedRun,
-    workers: Workers | None,
-    session: Session,
-    previous: WarmStart | None,
-) -> Result:
-    """Warn of what is wrong from the start, record the configuration, and train, with a client of workers if any."""
+def _record(directory: checkpoint.Run, training: ResolvedRun, listener: Listener) -> None:
+    """Warn of what is wrong from the start, and record the configuration."""
     config = training.config
-    listener = session.listener
     for line in _advice(training, accelerated=config.options.acceleration != "none"):
         listener.warning(line)
-    if workers is None:
+    if config.rounds is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
         dataset = training.dataset
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
@@ -263,10 +258,6 @@ def _train_recorded(
         warn_of_memory(config.memory, planned, listener)
     directory.write_config(asdict(config))
     record_data(directory.path, training.dataset, centred=training.centre is not None)
-    if workers is None:
-        return run(directory, training, session, previous)
-    with workers.connected(listener, directory.path) as client:
-        return run(directory, training, replace(session, client=client), previous)
 
 
 def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
