@@ -221,11 +221,6 @@ def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> Solv
     return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
 
 
-def lanes_together(problem: Problem) -> int:
-    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
-    return problem.block_lanes if problem.n_folds else 1
-
-
 @dataclass(frozen=True)
 class Group:
     """Lanes that are trained together."""
@@ -253,7 +248,7 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
         memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         problem = problem_of(config.options, dataset, folds=config.folds, memory=memory)
         n_lanes = problem.n_lanes
-        block = lanes_together(problem)
+        block = problem.block_lanes if problem.n_folds else 1  # lanes of a fold are scored together
         if config.n_groups > n_lanes // block:
             raise UsageError(f"n_groups: expected at most {n_lanes // block}, found {config.n_groups}")
         size = -(-(n_lanes // block) // config.n_groups) * block

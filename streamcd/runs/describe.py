@@ -17,8 +17,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
-from ..training.result import worst_reason
-from ..training.stopping import relative
+from ..training.stopping import REASONS, relative
 from .config import RunConfig, read_config
 from .problem_options import ProblemOptions
 
@@ -202,7 +201,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
     ended = "converged" if lanes["converged"].all() else "not converged"
     return {
         "state": ended if done else "unfinished",
-        "stop_reason": worst_reason(lanes["reason"]) if done else None,
+        "stop_reason": REASONS[lanes["reason"].max()].name if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": largest_gap(lanes),
         "gap_estimate": largest_gap(lanes, "estimate", "estimated_primal"),

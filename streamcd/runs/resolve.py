@@ -29,7 +29,6 @@ from .config import (
     ResolvedRun,
     RunConfig,
     SharedRounds,
-    lanes_together,
     memory_of,
     problem_of,
     read_config,
@@ -419,7 +418,7 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
         # refuses options that exclude each other
         check_holding(resources.plan, dataset, memory_of(options, problem, dataset))
         return Groups(1, n_lanes, resources.plan, resources.memory)
-    block = lanes_together(problem)
+    block = problem.block_lanes if folds else 1  # lanes of a fold are scored together
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
     sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)

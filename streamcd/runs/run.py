@@ -184,7 +184,7 @@ def _begin(
     workers = _workers(options, fewest=2)
     require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
-        from .search import with_folds  # with the kernels of scoring
+        from .held_out import with_folds  # with the kernels of scoring
 
         dataset, cv = with_folds(dataset, options.cv, int(options.memory))
         options = replace(options, cv=cv)
@@ -224,7 +224,7 @@ def _go_on(path: Path, workers: Workers | None, session: Session, changes: dict[
         config = replace(config, **changes)
         dataset = same_dataset(config)
         if config.scoring is not None:
-            from .search import with_folds
+            from .held_out import with_folds
 
             dataset, _ = with_folds(dataset, config.folds, config.memory)
         training = reopen(path, config, dataset)
@@ -389,7 +389,7 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
 
 def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
     """Train the folds, score them, train on all rows: each from its last checkpoint."""
-    from .search import score  # with kernels that other runs do not need
+    from .held_out import score_search  # with kernels that other runs do not need
 
     config = search.config
     folds = directory.part("folds")
@@ -411,7 +411,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         more = ["their scores may change with a larger --max-passes"]
         more = more if result.more_passes_help else result.advice
         session.listener.warning("; ".join([open_folds, *more]))
-    scored = score(folds.path, training, config.scoring or "", session)
+    scored = score_search(folds.path, training, config.scoring or "", session)
     write_metadata(directory.path / "scores.json", SCORES, scored)
     best = best_of(scored)
     mean = format(best.mean, CRITERIA[scored["scored_by"]].form)

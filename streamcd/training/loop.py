@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import Interrupted, StreamcdError
 from ..core.files import Positive
-from ..core.memory_budget import make_room, return_heap
+from ..core.memory_budget import RUNNING_BYTES, make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
@@ -25,7 +25,7 @@ from ..solvers.acceleration import TOLD, restores_rows_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array
 from ..stream.arenas import RowLayout, Window
-from ..stream.memory_plan import Plan, planned_bytes
+from ..stream.memory_plan import Plan, resident_bytes
 from ..stream.stream import Stream
 from . import checkpoint, stopping
 from .checkpoint import AnyRun, Run
@@ -293,7 +293,9 @@ class Loop(TrainingLoop):
     def __init__(
         self, directory: AnyRun, config: LoopConfig, dataset: Dataset, solver: Any, *more: Any
     ) -> None:
-        self.planned = planned_bytes(config.plan, dataset, config.memory, solver.memory)
+        self.planned = config.memory - RUNNING_BYTES
+        if config.plan.resident:
+            self.planned = resident_bytes(solver.layout.open(dataset), solver.memory)
         make_room(config.memory, self.planned)
         super().__init__(directory, config, dataset, solver, *more)
         self.threads = solver.threads = self.session.threads

@@ -18,11 +18,6 @@ from .checkpoint import LINE_BYTES, read_config
 from .stopping import REASONS, StopRule, relative
 
 
-def worst_reason(reasons: np.ndarray) -> str:
-    """Name the reason of the lane that ended worst."""
-    return REASONS[reasons.max()].name
-
-
 @dataclass(repr=False)
 class Result:
     """Result of a training; its fields are those of ``train --json``.
@@ -152,7 +147,7 @@ def sum_up(
     gaps = relative(lanes)
     primal = problem.scale * lanes["primal"]
     dual = problem.scale * lanes["dual"]
-    reason = worst_reason(lanes["reason"])
+    reason = REASONS[lanes["reason"].max()].name  # of the lane that ended worst
     omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
     tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
     return Result(
