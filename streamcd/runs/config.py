@@ -23,8 +23,7 @@ from ..solvers.registry import solver_memory
 from ..stream.memory_plan import SolverMemory
 from ..training import checkpoint
 from ..training.loop import LoopConfig
-from .options import MAX_FOLDS
-from .problem_options import ProblemOptions, check_positive
+from .options import MAX_FOLDS, ProblemOptions, check_positive
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 

@@ -19,7 +19,7 @@ from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.stopping import REASONS, relative
 from .config import RunConfig, read_config
-from .problem_options import ProblemOptions
+from .options import ProblemOptions, TrainOptions
 
 _LANE_ARRAYS = (
     *("phase", "converged", "reason", "passes"),
@@ -55,7 +55,6 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .options import TrainOptions
     from .resolve import Resources, bias_by_source, choose_method, default_loss, labels_of_a_target
 
     bias, bias_because = bias_by_source(dataset)

@@ -19,7 +19,7 @@ from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
-from .problem_options import NO_BIAS
+from .options import NO_BIAS
 
 
 def save_models(

@@ -35,8 +35,7 @@ from .config import (
     versions,
 )
 from .newton_rule import ROWS_PER_FEATURE, newton_is_faster
-from .options import TrainOptions, TuneOptions
-from .problem_options import DEFAULT_LOSS, NO_BIAS, ProblemOptions
+from .options import DEFAULT_LOSS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
