@@ -29,18 +29,19 @@ _LANE_ARRAYS = (
 
 def describe(path: str) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
-    place = location(path)
-    kind = kind_of_directory(place)
-    if kind == "dataset" and isinstance(place, Path) and (models := models_of_path(place)):
+    directory = location(path)
+    kind = kind_of_directory(directory)
+    if kind == "run":
+        return describe_run(local_path(directory, "a run"))
+    if kind == "model":
+        return describe_model(local_path(directory, "a model"))
+    if isinstance(directory, Path) and (models := models_of_path(directory)):
         first = next(iter(models.values()))
-        return {"kind": "models", "models": describe_path(place), "next": f"streamcd info {first}"}
-    if kind != "dataset":
-        folder = local_path(place, f"a {kind}")
-        return (describe_run if kind == "run" else describe_model)(folder)
+        return {"kind": "models", "models": describe_path(directory), "next": f"streamcd info {first}"}
     try:
         return describe_dataset(open_dataset(path))
     except DatasetError as error:
-        raise DatasetError("; ".join([str(error), *_unfinished(place)])) from None
+        raise DatasetError("; ".join([str(error), *_unfinished(directory)])) from None
 
 
 def _unfinished(dataset: Location) -> list[str]:
@@ -61,7 +62,8 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     options = ProblemOptions(loss=default_loss(dataset), bias=bias)
     resources = Resources(int(TrainOptions().memory))
     n_labels = 0 if dataset.classes is None else dataset.classes.size
-    method, method_because = "none", "training needs two classes"
+    method = "none"
+    method_because = "training needs two classes"
     if n_labels > 1 or dataset.has_targets:
         method, method_because = choose_method(options, dataset, resources)
     notes = []
@@ -118,7 +120,8 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.scoring is not None
-    state, usual = _describe_state(path), asdict(ProblemOptions())
+    state = _describe_state(path)
+    usual = asdict(ProblemOptions())
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
@@ -181,8 +184,8 @@ def read_scores(path: Path) -> dict[str, Any] | None:
         content, _ = read_metadata(path / "scores.json", SCORES)
     except FileNotFoundError:
         return None
-    own = ("format", "format_version", SEAL, WRITER)
-    return {name: value for name, value in content.items() if name not in own}
+    of_file = ("format", "format_version", SEAL, WRITER)
+    return {name: value for name, value in content.items() if name not in of_file}
 
 
 def _describe_state(path: Path) -> dict[str, Any]:

@@ -398,26 +398,20 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     result = run(folds, training, replace(session, stage="folds: "))
     names = "n_lanes", "passes", "gap", "converged", "bytes_read", "seconds"
     summary = {name: getattr(result, name) for name in names}
+    scoring = config.scoring or ""
     if result.stop_reason == "time":
-        none: dict[str, Any] = {
-            "scores": {},
-            "best_C": math.nan,
-            "best_l1": math.nan,
-            "scored_by": config.scoring,
-        }
-        return TuneResult(**asdict(result), **none, folds=summary)
+        return TuneResult(**asdict(result), scored_by=scoring, folds=summary)
     if n_open := sum(not lane["converged"] for lane in result.lanes):
         open_folds = f"{n_open} of {result.n_lanes} models of folds are {result.describe_shortfall()}"
-        more = ["their scores may change with a larger --max-passes"]
-        more = more if result.more_passes_help else result.advice
-        session.listener.warning("; ".join([open_folds, *more]))
-    scored = score_search(folds.path, training, config.scoring or "", session)
+        advice = result.advice
+        if result.more_passes_help:
+            advice = ["their scores may change with a larger --max-passes"]
+        session.listener.warning("; ".join([open_folds, *advice]))
+    scored = score_search(folds.path, training, scoring, session)
     write_metadata(directory.path / "scores.json", SCORES, scored)
     best = best_of(scored)
-    mean = format(best.mean, CRITERIA[scored["scored_by"]].form)
-    session.listener.message(
-        f"best {best_text(scored)}, mean {scored['scored_by']} {mean}; training on all rows"
-    )
+    mean = format(best.mean, CRITERIA[scoring].form)
+    session.listener.message(f"best {best_text(scored)}, mean {scoring} {mean}; training on all rows")
 
     part = directory.part("best")
     if (part.path / "config.json").exists():

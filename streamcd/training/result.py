@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -115,9 +116,11 @@ class TuneResult(Result):
     _: KW_ONLY
     # by C, as given, or with several λ by both, as in C=0.1,l1=2.0: {"folds": [score of each], "mean": their mean},
     # and of two classes the mean "auc" with "auc_error", a bound on its error, or beside it "accuracy"
-    scores: dict[str, dict[str, Any]]
-    best_C: float  # the C of the best mean, the smallest of equal ones; nan where the time was up before
-    best_l1: float  # λ of it, the largest of equal ones; 0 where the penalty has no L1
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best_C: float = (
+        math.nan
+    )  # the C of the best mean, the smallest of equal ones; nan where the time was up before
+    best_l1: float = math.nan  # λ of it, the largest of equal ones; 0 where the penalty has no L1
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
     scored_by: str = (
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
