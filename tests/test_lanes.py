@@ -16,7 +16,7 @@ from streamcd import Dataset, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.dataset.dataset import assign_folds
 from streamcd.runs.config import memory_of, problem_of
-from streamcd.runs.problem_options import ProblemOptions
+from streamcd.runs.options import ProblemOptions
 from streamcd.solvers.problem import make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]

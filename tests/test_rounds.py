@@ -27,7 +27,7 @@ from streamcd.kernels import rounds as kernels
 from streamcd.kernels.loss_table import row_loss
 from streamcd.kernels.rounds import DUAL_CHANGE, LINEAR, LONGEST, QUADRATIC, Step
 from streamcd.runs import config
-from streamcd.runs.problem_options import ProblemOptions
+from streamcd.runs.options import ProblemOptions
 from streamcd.stream.memory_plan import Plan
 from tools.simulated_cluster import SerialEngine, Simulation
 

@@ -18,7 +18,7 @@ import streamcd
 from streamcd.core.errors import UsageError
 from streamcd.core.parallel import AHEAD, Threads, ahead
 from streamcd.runs.config import memory_of, problem_of
-from streamcd.runs.problem_options import ProblemOptions
+from streamcd.runs.options import ProblemOptions
 from streamcd.solvers import classes
 from streamcd.stream.slot_store import SlotStore
 

@@ -15,7 +15,7 @@ import click
 from ..core.errors import UsageError
 from ..core.options import Declared, Section, declared
 from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES
-from ..runs.problem_options import costs
+from ..runs.options import costs
 from ..solvers.registry import find_solver
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

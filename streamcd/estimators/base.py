@@ -233,7 +233,7 @@ class LinearModel(BaseEstimator):
         """
         from ..conversion.transpose import make_columns
         from ..dataset.column_layout import has_columns
-        from ..runs.problem_options import ProblemOptions
+        from ..runs.options import ProblemOptions
         from ..runs.resolve import reads_columns
         from ..runs.run import resume, train
 

@@ -23,8 +23,7 @@ from ..solvers.registry import solver_memory
 from ..stream.memory_plan import SolverMemory
 from ..training import checkpoint
 from ..training.loop import LoopConfig
-from .options import MAX_FOLDS
-from .problem_options import ProblemOptions, check_positive
+from .options import MAX_FOLDS, ProblemOptions, check_positive
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
@@ -221,11 +220,6 @@ def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> Solv
     return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
 
 
-def lanes_together(problem: Problem) -> int:
-    """Return the number of lanes that must stay in one group: those of a fold are scored together."""
-    return problem.block_lanes if problem.n_folds else 1
-
-
 @dataclass(frozen=True)
 class Group:
     """Lanes that are trained together."""
@@ -253,7 +247,7 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
         memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         problem = problem_of(config.options, dataset, folds=config.folds, memory=memory)
         n_lanes = problem.n_lanes
-        block = lanes_together(problem)
+        block = problem.block_lanes if problem.n_folds else 1  # lanes of a fold are scored together
         if config.n_groups > n_lanes // block:
             raise UsageError(f"n_groups: expected at most {n_lanes // block}, found {config.n_groups}")
         size = -(-(n_lanes // block) // config.n_groups) * block

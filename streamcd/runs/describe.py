@@ -17,10 +17,9 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
-from ..training.result import worst_reason
-from ..training.stopping import relative
+from ..training.stopping import REASONS, relative
 from .config import RunConfig, read_config
-from .problem_options import ProblemOptions
+from .options import ProblemOptions, TrainOptions
 
 _LANE_ARRAYS = (
     *("phase", "converged", "reason", "passes"),
@@ -30,18 +29,19 @@ _LANE_ARRAYS = (
 
 def describe(path: str) -> dict[str, Any]:
     """Describe a dataset, a run or a model, without reading data; see the functions for each."""
-    place = location(path)
-    kind = kind_of_directory(place)
-    if kind == "dataset" and isinstance(place, Path) and (models := models_of_path(place)):
+    directory = location(path)
+    kind = kind_of_directory(directory)
+    if kind == "run":
+        return describe_run(local_path(directory, "a run"))
+    if kind == "model":
+        return describe_model(local_path(directory, "a model"))
+    if isinstance(directory, Path) and (models := models_of_path(directory)):
         first = next(iter(models.values()))
-        return {"kind": "models", "models": describe_path(place), "next": f"streamcd info {first}"}
-    if kind != "dataset":
-        folder = local_path(place, f"a {kind}")
-        return (describe_run if kind == "run" else describe_model)(folder)
+        return {"kind": "models", "models": describe_path(directory), "next": f"streamcd info {first}"}
     try:
         return describe_dataset(open_dataset(path))
     except DatasetError as error:
-        raise DatasetError("; ".join([str(error), *_unfinished(place)])) from None
+        raise DatasetError("; ".join([str(error), *_unfinished(directory)])) from None
 
 
 def _unfinished(dataset: Location) -> list[str]:
@@ -56,14 +56,14 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .options import TrainOptions
     from .resolve import Resources, bias_by_source, choose_method, default_loss, labels_of_a_target
 
     bias, bias_because = bias_by_source(dataset)
     options = ProblemOptions(loss=default_loss(dataset), bias=bias)
     resources = Resources(int(TrainOptions().memory))
     n_labels = 0 if dataset.classes is None else dataset.classes.size
-    method, method_because = "none", "training needs two classes"
+    method = "none"
+    method_because = "training needs two classes"
     if n_labels > 1 or dataset.has_targets:
         method, method_because = choose_method(options, dataset, resources)
     notes = []
@@ -120,7 +120,8 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.scoring is not None
-    state, usual = _describe_state(path), asdict(ProblemOptions())
+    state = _describe_state(path)
+    usual = asdict(ProblemOptions())
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
@@ -183,8 +184,8 @@ def read_scores(path: Path) -> dict[str, Any] | None:
         content, _ = read_metadata(path / "scores.json", SCORES)
     except FileNotFoundError:
         return None
-    own = ("format", "format_version", SEAL, WRITER)
-    return {name: value for name, value in content.items() if name not in own}
+    of_file = ("format", "format_version", SEAL, WRITER)
+    return {name: value for name, value in content.items() if name not in of_file}
 
 
 def _describe_state(path: Path) -> dict[str, Any]:
@@ -202,7 +203,7 @@ def _describe_state(path: Path) -> dict[str, Any]:
     ended = "converged" if lanes["converged"].all() else "not converged"
     return {
         "state": ended if done else "unfinished",
-        "stop_reason": worst_reason(lanes["reason"]) if done else None,
+        "stop_reason": REASONS[lanes["reason"].max()].name if done else None,
         "passes": int(lanes["passes"].max()),
         "gap": largest_gap(lanes),
         "gap_estimate": largest_gap(lanes, "estimate", "estimated_primal"),

@@ -1,25 +1,81 @@
-"""Scores of a search: criteria over held-out rows, those of every fold by the lanes trained without it, in one read."""
+"""Folds of a search over C and λ, and their scores: criteria over held-out rows, those of every fold by the lanes trained
+without it, in one read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
+from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
+from ..dataset.dataset import Dataset
+from ..dataset.kept_columns import coded_texts
 from ..dataset.schema import ChunkData
-from ..models.scoring import ClassDecoder, score
+from ..models import scoring
+from ..models.scoring import ClassDecoder
 from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, scored_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
+from ..report.scores import best_of
 from ..solvers.problem import Problem, losses_of
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
+
+
+def score_search(path: Path, search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:
+    """Score every C and λ on each fold by the models trained without it, weighted as in `evaluate`.
+
+    Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
+    """
+    settings = sorted({lane.setting for lane in search.problem.lanes})
+    listener = session.listener
+    measured = score_folds(path, search, session, criterion)
+    if error := max((measured[key][1] for key in measured if key[-1] == criterion), default=0.0):
+        listener.message(
+            f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
+            "larger --memory"
+        )
+    several = len({setting.l1 for setting in settings}) > 1
+    folds = range(search.problem.n_folds)
+    scores = dict[str, Any]()
+    lacking = set[int]()
+    for setting in settings:
+        figures = dict[str, Any]()
+        for name in dict.fromkeys(key[-1] for key in measured):
+            of_folds = [measured.get((setting, fold, name), (None, 0.0)) for fold in folds]
+            known = [score for score, _ in of_folds if score is not None]
+            if name == criterion:
+                lacking |= {fold + 1 for fold in folds if of_folds[fold][0] is None}
+                by_fold = [score or 0.0 for score, _ in of_folds]
+                figures |= {"folds": by_fold, "mean": float(np.mean(by_fold))}
+            elif known:
+                figures[name] = float(np.mean(known))
+            if name == "auc":
+                figures["auc_error"] = float(np.mean([error for _, error in of_folds]))
+        short = f"{setting.C:g}"
+        name_of_cost = short if float(short) == setting.C else repr(setting.C)
+        scores[setting.name if several else name_of_cost] = figures
+    if lacking:
+        listener.warning(
+            f"fold {', '.join(map(str, sorted(lacking)))}: no rows, or not of all classes, as {criterion} needs: its score "
+            "counts as 0; give a smaller --cv"
+        )
+    scored = {"scores": scores, "best_l1": settings[0].l1, "scored_by": criterion}
+    best = best_of(scored).setting
+    return scored | {"best_C": best.C, "best_l1": best.l1}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Criteria
+
 
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
@@ -174,5 +230,45 @@ def _score_chunk(
             row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)
             if row.size:
                 rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
-                scored = score(rows, fold.weights, fold.intercept)
+                scored = scoring.score(rows, fold.weights, fold.intercept)
                 yield fold, ScoredBlock(data.source[row], data.label[row], data.weight[row], *scored)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Folds
+
+
+_MOST_FOLDS = 20
+"""Largest number of values of a column of folds that are a fold each; more of them are hashed to folds."""
+
+
+def with_folds(dataset: Dataset, cv: int, memory: int) -> tuple[Dataset, int]:
+    """Return the dataset with the folds of a search, `cv` unless a column of the dataset tells, and their number."""
+    name = dataset.fold_column
+    if not name:
+        if cv > dataset.n_rows:
+            raise UsageError(
+                f"--cv {cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
+            )
+        return dataset, cv
+    distinct = set[str]()
+    n_missing = 0
+    for array in dataset.read_kept(name):
+        texts, codes = coded_texts(array)
+        distinct.update(texts)
+        n_missing += int(np.count_nonzero(codes < 0))
+        values = f"{len(distinct):,} values of {name!r} so far"
+        require(memory, {"folds of rows": 2 * dataset.n_rows, values: 400 * len(distinct)})
+    if n_missing or len(distinct) < 2:
+        wrong = f"{n_missing:,} rows without" if n_missing else f"{min(map(repr, distinct))} alone"
+        raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {wrong}")
+    n_folds = len(distinct)
+    fold_of = {text: number for number, text in enumerate(sorted(distinct))}
+    if n_folds > _MOST_FOLDS:
+        n_folds = cv
+        fold_of = {text: crc32(text.encode()) % cv for text in distinct}
+    parts = (coded_texts(array) for array in dataset.read_kept(name))
+    folds = [np.array([fold_of[text] for text in texts], np.uint8)[codes] for texts, codes in parts]
+    folded = dataset.reopen()
+    folded.use_folds(np.concatenate(folds))
+    return folded, n_folds

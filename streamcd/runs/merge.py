@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +53,7 @@ class MergeOptions(ListenerOptions, Checked):
 
 
 @takes(MergeOptions)
-def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: MergeOptions) -> Dataset:
+def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, options: MergeOptions) -> Dataset:
     """Merge datasets of rows encoded alike: the first, and others converted ``like`` it, in the order of their rows.
 
     The new dataset has the files of their shards, as hard links where the file system has them, else copies; the datasets
@@ -84,19 +85,19 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, asked: Mer
     >>> streamcd.merge(["data", "tomorrow"], "all").n_rows
     10000
     """
-    place, listener = local_path(dest, "a dataset to be written"), asked.listener
+    folder = local_path(dest, "a dataset to be written")
     if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
         raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
-    found = [open_dataset(one) for one in datasets]
-    if len(found) < 2:
-        raise UsageError(f"expected two datasets or more to merge, found {len(found)}")
-    inputs = [local_path(one.path, "a dataset whose shards are linked") for one in found]
-    for other in found[1:]:
-        _check_alike(found[0], other)
-    check_place(place, inputs, force=asked.force)
-    with dataset_workplace(place, force=asked.force) as work:
-        _write(found, work / "dataset", listener)
-    return open_dataset(place)
+    opened = [open_dataset(one) for one in datasets]
+    if len(opened) < 2:
+        raise UsageError(f"expected two datasets or more to merge, found {len(opened)}")
+    inputs = [local_path(one.path, "a dataset whose shards are linked") for one in opened]
+    for other in opened[1:]:
+        _check_alike(opened[0], other)
+    check_place(folder, inputs, force=options.force)
+    with dataset_workplace(folder, force=options.force) as work:
+        _write(opened, work / "dataset", options.listener)
+    return open_dataset(folder)
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
@@ -119,16 +120,17 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
         of["number of features"] = (first.n_features, other.n_features)
     for name, (expected, found) in of.items():
         if expected != found:
-            told = f": expected {shortened(str(expected), 61)}, found {shortened(str(found), 61)}"
             dtype = f" --dtype {expected}" if name == "value dtype" else ""
             raise UsageError(
-                f"{other.path}: {name} differs from that of {first.path}{told}; convert it with --like {first.path}{dtype}"
+                f"{other.path}: {name} differs from that of {first.path}: expected {shortened(str(expected), 61)}, found "
+                f"{shortened(str(found), 61)}; convert it with --like {first.path}{dtype}"
             )
 
 
 def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> None:
     """Write the dataset of all rows to a new directory."""
-    first, manifests = datasets[0], [one.manifest for one in datasets]
+    first = datasets[0]
+    manifests = [one.manifest for one in datasets]
     n_rows = [one.n_rows for one in datasets]
     labels = LabelCounts(None if first.has_targets else {})
     for one in manifests:
@@ -160,8 +162,12 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
         ),
     }
-    if first.manifest.get("table"):
-        fields["table"] = _columns(manifests)
+    if first.manifest.get("table"):  # the uses of its columns, with the missing values of all that tell them
+        missing = Counter[str]()
+        for manifest in manifests:
+            for use in manifest.get("table") or ():
+                missing[use["column"]] += use["missing"] or 0
+        fields["table"] = [{**use, "missing": missing[use["column"]]} for use in first.manifest["table"]]
     for name in (SCALES_FILE, CATEGORIES_FILE, INDICES_FILE):
         if fields.get(LISTED[name]):
             _link(Path(str(first.path)) / name, folder / name)
@@ -177,7 +183,9 @@ _DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_ro
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
     """Link the files of all parts; their records have the number of rows of the source before theirs."""
-    number, n_parts, n_before = 0, sum(one.n_shards for one in datasets), 0
+    number = 0
+    n_before = 0
+    n_parts = sum(one.n_shards for one in datasets)
     for table in FIRST_OF_ROWS:
         (folder / table).mkdir(parents=True)
     for dataset in datasets:
@@ -203,15 +211,6 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _columns(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the uses of the first table's columns, with the missing values of all that tell them."""
-    missing: dict[str, int] = {}
-    for manifest in manifests:
-        for use in manifest.get("table") or ():
-            missing[use["column"]] = missing.get(use["column"], 0) + (use["missing"] or 0)
-    return [{**use, "missing": missing[use["column"]]} for use in manifests[0]["table"]]
-
-
 def _joined_statistics(datasets: Sequence[Dataset]) -> Iterator[dict[str, np.ndarray]]:
     """Yield the statistics of the features over the rows of all datasets, a block of those that occur after the other."""
     n_rows = sum(one.n_rows for one in datasets)
@@ -225,11 +224,11 @@ def _joined_statistics(datasets: Sequence[Dataset]) -> Iterator[dict[str, np.nda
             if (block := blocks[number]) is None:
                 continue
             n = int(np.searchsorted(block["feature"], stop))
-            found = sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows)
-            found["feature"] = np.searchsorted(feature, found["feature"])
-            sums.add_sums(found)
+            part = sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows)
+            part["feature"] = np.searchsorted(feature, part["feature"])
+            sums.add_sums(part)
             rest = {name: column[n:] for name, column in block.items()}
             blocks[number] = rest if rest["feature"].size else next(streams[number], None)
-        for found in sums.groups():
-            found["feature"] = feature[found["feature"]]
-            yield statistics_of(found, n_rows)
+        for group in sums.groups():
+            group["feature"] = feature[group["feature"]]
+            yield statistics_of(group, n_rows)

@@ -20,7 +20,7 @@ from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
-from .problem_options import NO_BIAS
+from .options import NO_BIAS
 
 
 def save_models(
@@ -122,13 +122,13 @@ def make_model(
 
 
 def _certificate(result: Result, lanes: range) -> dict[str, Any]:
-    mine = [result.lanes[lane] for lane in lanes]
+    of_model = [result.lanes[lane] for lane in lanes]
     return {
-        "primal_objective": sum(lane["primal_objective"] for lane in mine),
-        "dual_objective": sum(lane["dual_objective"] for lane in mine),
-        "gap": max(lane["gap"] for lane in mine),
-        "converged": all(lane["converged"] for lane in mine),
-        "passes": [lane["passes"] for lane in mine],
+        "primal_objective": sum(lane["primal_objective"] for lane in of_model),
+        "dual_objective": sum(lane["dual_objective"] for lane in of_model),
+        "gap": max(lane["gap"] for lane in of_model),
+        "converged": all(lane["converged"] for lane in of_model),
+        "passes": [lane["passes"] for lane in of_model],
     }
 
 
@@ -142,12 +142,13 @@ def _weight_rows(
     columns = []
     block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
     for group in run.groups:
-        mine = [lane - group.lanes.start for lane in group.lanes if lane in lanes]
-        if mine:
-            columns.append(slice(mine[0] * vectors, (mine[-1] + 1) * vectors))
+        first = max(lanes.start, group.lanes.start) - group.lanes.start
+        stop = min(lanes.stop, group.lanes.stop) - group.lanes.start
+        if first < stop:
+            columns.append(slice(first * vectors, stop * vectors))
             sources.append(directory.state_rows(group.directory, "w", block_rows))
     blocks = (
-        np.hstack([block[:, mine] for block, mine in zip(parts, columns, strict=True)])
+        np.hstack([block[:, chosen] for block, chosen in zip(parts, columns, strict=True)])
         for parts in zip(*sources, strict=True)
     )
     start = 0

@@ -1,9 +1,13 @@
-"""Options of a training, a search over C, a resumption and a report, declared and checked."""
+"""Options of a training, a search over C, a resumption and a report, declared, checked, and brought to one form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from ..core.errors import UsageError
@@ -16,13 +20,348 @@ from ..core.options import (
     Section,
     Size,
     again,
+    as_number,
+    number_or_word,
     option,
     replaces,
 )
 from ..core.storage import local_path
-from .problem_options import ProblemOptions, check_positive, seconds
+from ..kernels.loss_table import (
+    LOSS_ALIASES,
+    LOSSES,
+    METHODS,
+    PARAMETERS,
+    PLANES,
+    SLACKS,
+    SOLVERS,
+    LossParameter,
+)
+from ..solvers.registry import find_solver
 
 MAX_FOLDS = 100
+NO_BIAS = -1.0
+DEFAULT_LOSS = "squared_hinge"
+
+_MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
+
+ClassWeight = str | tuple[tuple[float | str, float], ...] | None
+"""``"balanced"``, or pairs of a label, a number or a name, and the factor of its rows."""
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values in one form, of those that Python has or of text
+
+
+def seconds(name: str, given: Any) -> float | None:
+    """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``; None of None."""
+    if given is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
+    units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
+    time = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
+    if math.isnan(time):
+        raise UsageError(f"{name}: expected a time such as 60s, 5m or 1h, found {given!r}")
+    return time
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    """Return the values of an option that takes one or several, separated by commas in text, as a tuple."""
+    if isinstance(given, str):
+        given = given.split(",")
+    several = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
+    return tuple(map(as_number, given if several else (given,)))
+
+
+def costs(given: Any) -> tuple[float, ...]:
+    """Return values of C; LIBLINEAR's ``-C``, which takes none, is answered with the command that chooses."""
+    numbers = _numbers(given)
+    if isinstance(given, str) and any(map(math.isnan, numbers)):
+        raise UsageError(
+            f"-C: expected a number, or several separated by commas, found {given!r}; 'streamcd tune DATASET RUN -C "
+            "0.01,0.1,1,10 --cv 5' chooses C, as LIBLINEAR's -C without a number does"
+        )
+    return numbers
+
+
+def _pairs(weights: Any) -> ClassWeight:
+    """Return the factors of classes as pairs, also those of text ``LABEL=WEIGHT,…``; a label is a number where it can be."""
+    if weights is None or (isinstance(weights, str) and weights == "balanced"):
+        return weights
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
+    if isinstance(weights, str):
+        pairs = [pair.rpartition("=")[::2] for pair in weights.split(",")]
+        pairs = [
+            (label if math.isnan(as_number(label)) else as_number(label), factor) for label, factor in pairs
+        ]
+    factors: Any = None
+    with suppress(TypeError, ValueError):  # other things than pairs
+        factors = tuple(
+            (label if isinstance(label, str) else float(label), as_number(factor)) for label, factor in pairs
+        )
+    if factors is None or len(dict(factors)) < len(factors) or any(math.isnan(one) for _, one in factors):
+        raise UsageError(
+            f"class_weight: expected 'balanced' or LABEL=WEIGHT,…, with each label once, found {weights!r:.60}"
+        )
+    return factors
+
+
+def _rows(code: Any) -> list[list[int]]:
+    """Return a code matrix as a list of rows: of arrays, or of a file with a line for each class (ascending labels)."""
+    if isinstance(code, str | os.PathLike):
+        if not os.path.isfile(code):
+            raise UsageError(f"code: no such file: {code}")
+        with open(code, encoding="utf-8", errors="replace") as file:
+            lines = [line.replace(",", " ").split() for line in file]
+        code = [tokens for tokens in lines if tokens]
+    try:
+        rows = [
+            [str(sign) if math.isnan(number := as_number(sign)) else number for sign in row] for row in code
+        ]
+    except TypeError:
+        raise UsageError(f"code: expected rows of -1, 0, +1, or a file, found {code!r:.60}") from None
+    for number, row in enumerate(rows or [[]], start=1):
+        if not row or len(row) != len(rows[0]) or not {-1, 0, 1}.issuperset(row):
+            raise UsageError(
+                f"code, row {number}: expected {len(rows[0]) if rows else 1} entries of -1, 0, +1 (a row per class), found "
+                f"{' '.join(map(str, row))[:60]!r}"
+            )
+    return [[int(sign) for sign in row] for row in rows]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is trained
+
+
+def _losses_with(parameter: LossParameter) -> list[str]:
+    return [loss for loss, entry in LOSSES.items() if entry.parameter is parameter]
+
+
+def _declared_parameter(parameter: LossParameter) -> tuple[str, Any, Any]:
+    """Declare the parameter of losses as an option."""
+    flags = f"{parameter.flags} --{parameter.name}"
+    text = f"{parameter.help} For {', '.join(_losses_with(parameter))}."
+    default = f"{parameter.default:g}"
+    declared = option(None, text, flags=flags, default_is=default, section=Section.LOSS)
+    return parameter.name, float | None, declared
+
+
+_LossParameters: Any = make_dataclass(
+    "_LossParameters", map(_declared_parameter, PARAMETERS.values()), frozen=True, kw_only=True
+)
+
+
+def _losses(form: str, *, targets: bool) -> str:
+    """List the losses of classes, or of targets, in a form."""
+    chosen = {loss: entry for loss, entry in LOSSES.items() if entry.has_targets == targets}
+    return ", ".join(form.format(loss, entry.formula) for loss, entry in chosen.items())
+
+
+def _losses_by(method: str) -> list[str]:
+    return [entry.loss for entry in SOLVERS if entry.method == method]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions(_LossParameters, Checked):
+    """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
+
+    They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows. Those of a run are
+    resolved: loss, bias and method are chosen, and acceleration and omega that are auto are found while it trains.
+    """
+
+    loss: str = option(
+        None,
+        f"Of classes: {_losses('{}', targets=False)}; of numbers to predict: {_losses('{}', targets=True)}. "
+        "Of a row with margin t = y w·x, or of all classes at once, it is: "
+        f"{_losses('{} {}', targets=False)}; the nearest plane's class is predicted. logistic and log are log_loss. Of a "
+        f"row with a number y to predict (convert --target), z = w·x: {_losses('{} {}', targets=True)}.",
+        choices=(*LOSSES, *LOSS_ALIASES),
+        metavar="LOSS",
+        default_is=f"{DEFAULT_LOSS} or squared_error",
+    )
+    method: str = option(
+        "auto",
+        "auto chooses, and says why. dual: coordinate descent on the dual variables, row by row. primal: on the weights, "
+        "feature by feature, in a new random order each pass; online: likewise, with features drawn at random with "
+        f"replacement. Both are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
+        f"{', '.join(loss for loss in _losses_by('primal') if LOSSES[loss].has_targets)}), and read the column layout "
+        "(streamcd columns). sor: for the loss twin, with the inverse of a matrix of features x features for each plane. "
+        "newton: for the losses of primal on data with few features, with such a matrix for each model: some five reads. "
+        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many features.",
+        choices=("auto", *METHODS),
+        section=Section.METHOD,
+    )
+    C: Any = option(
+        1.0,
+        "Cost: the factor of the sum of losses in ½‖w‖² + C Σ loss. Several values, separated by commas (in Python "
+        "a sequence), are trained in the same passes, and each gets a model of its own.",
+        kind="float or sequence of float",
+        flags="-C -c --C",
+        metavar="NUMBER,…",
+    )
+    bias: float | str = option(
+        "auto",
+        "Value of a constant feature, for an intercept. Its weight is penalised like the others. none, or a negative "
+        "number: no intercept. auto: 1 for a dataset made from tables, frames or dense arrays, none for libsvm text and "
+        "sparse matrices, as LIBLINEAR; where it starts from another run, as there.",
+        kind='"auto", "none" or float',
+        flags="-B --bias",
+        metavar="auto|none|NUMBER",
+    )
+    unpenalized_bias: bool = option(
+        False,
+        "Leave the bias's weight out of the penalty. Not for twin planes.",
+        flags="-R --unpenalized-bias",
+        section=Section.PENALTY,
+    )
+    class_weight: Any = option(
+        None,
+        "Factors of C for the rows of labels, or balanced: rows / (classes · rows of the class). They count in every "
+        "one-vs-rest problem (LIBLINEAR's -wi weights the positive side only, where there are more than two classes). For "
+        "twin planes too they change C alone: they weight the rows that a plane keeps away from, not those it is fitted to.",
+        kind='mapping of label to factor, or "balanced"',
+        metavar="LABEL=W,…",
+    )
+    code: Any = option(
+        None,
+        "Code matrix for several classes, instead of one-vs-rest: a row per class, labels ascending; a column per "
+        "binary problem, 1 for its positive classes, -1 for its negative ones, 0 for those it leaves out.",
+        kind="array of -1, 0, +1, shape (classes, problems)",
+        metavar="FILE",
+        section=Section.PROBLEM,
+    )
+    omega: float | str = option(
+        1.0,
+        "Over-relaxation (SOR) of the dual steps of hinge, squared_hinge and twin: each is this number, above 0 "
+        "and below 2, times coordinate descent's. auto tries two values during training, and says which it keeps.",
+        metavar="NUMBER|auto",
+        section=Section.METHOD,
+    )
+    acceleration: float | str = option(
+        "auto",
+        "For the method dual, an outer proximal point around the passes: badly conditioned problems (large C, long "
+        "rows) take a tenth of the passes or fewer. It needs one more array of the weights' size, and is left out "
+        "if that does not fit in `memory`. auto finds its strength while training. For primal and online, an "
+        "extrapolation after each pass by a line search; it needs one more array of rows' scores too, and no strength "
+        "can be given. Training is plain by dual with `eps` or an `omega` other than 1, by sor, newton and working-set.",
+        metavar="auto|none|STRENGTH",
+        section=Section.METHOD,
+    )
+    ridge: float | None = option(
+        None,
+        "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
+        default_is="1",
+        section=Section.LOSS,
+    )
+    slack: str | None = option(
+        None,
+        "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
+        choices=SLACKS,
+        default_is="hinge",
+        section=Section.LOSS,
+    )
+    penalty: str = option(
+        "l2",
+        "l2: r/2 ‖w‖^2; l1: λ Σ |w|, which leaves many weights 0; elasticnet: both. In place of ½‖w‖^2, as in LIBLINEAR, "
+        "beside C Σ loss; l1 and elasticnet are for the methods newton and working-set.",
+        choices=("l2", "l1", "elasticnet"),
+        section=Section.PENALTY,
+        is_common=True,
+    )
+    l1: Any = option(
+        None,
+        "λ of l1 and elasticnet. It penalises the bias like every weight, as in LIBLINEAR; see "
+        "`unpenalized_bias`. Several values, separated by commas (in Python a sequence), are trained in the same "
+        "passes, with each C, and each gets a model of its own.",
+        kind="float or sequence of float",
+        metavar="NUMBER,…",
+        default_is="1",
+        section=Section.PENALTY,
+        is_common=True,
+    )
+    l2: float | None = option(
+        None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
+    )
+
+    def __post_init__(self) -> None:
+        from ..solvers.acceleration import MOST_KAPPA  # with kernels, which declarations do without
+
+        words = "auto", "none"
+        bias = number_or_word(
+            "bias", self.bias, words, lambda bias: bias <= _MOST, f"a number up to {_MOST:g}"
+        )
+        kappa = number_or_word(
+            "acceleration",
+            self.acceleration,
+            words,
+            lambda kappa: 0.0 <= kappa <= MOST_KAPPA,
+            f"a strength from 0 to {MOST_KAPPA:g}",
+        )
+        self._set(
+            loss=LOSS_ALIASES.get(self.loss, self.loss),
+            C=costs(self.C),
+            l1=None if self.l1 is None else tuple(sorted(set(_numbers(self.l1)), reverse=True)),
+            bias=NO_BIAS if bias == "none" else bias,
+            unpenalized_bias=bool(self.unpenalized_bias),
+            class_weight=_pairs(self.class_weight),
+            code=None if self.code is None else _rows(self.code),
+            acceleration="none" if kappa == 0.0 else kappa,  # plain coordinate descent by either name
+            omega=number_or_word(
+                "omega",
+                self.omega,
+                words[:1],
+                lambda omega: 0.0 < omega < 2.0,
+                "a number above 0 and below 2",
+            ),
+        )
+        super().__post_init__()
+        check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
+        for name, other in (("l1", "l2"), ("l2", "l1")):
+            if getattr(self, name) is not None and self.penalty == other:
+                raise UsageError(
+                    f"{name} is of --penalty {name} or elasticnet, found --penalty {self.penalty}"
+                )
+        if self.loss is not None:  # else `resolve` chooses it, and what follows is checked then
+            self._check_loss()
+
+    def _check_loss(self) -> None:
+        """Refuse options that the loss does not have, and give its parameter the default."""
+        loss = LOSSES[self.loss]
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if parameter is loss.parameter:
+                number = parameter.default if value is None else as_number(value)
+                if not parameter.allows(number):
+                    raise UsageError(f"{name}: expected {parameter.expected}, found {value}")
+                self._set(**{name: number})
+            elif value is not None:
+                losses = ", ".join(_losses_with(parameter))
+                raise UsageError(f"{name} is for {losses}, not for {self.loss}; leave it out")
+        if loss.form != PLANES and (self.ridge is not None or self.slack is not None):
+            raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
+        penalised = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
+        if self.penalty != "l2" and self.loss not in penalised:
+            raise UsageError(
+                f"no method trains {self.loss} with --penalty {self.penalty}; expected {' or '.join(penalised)}, or "
+                "--penalty l2"
+            )
+        if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
+            raise UsageError(
+                f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
+                "has none, leave omega at 1"
+            )
+
+
+def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
+    """Refuse a number that is not above 0 and up to `most`, alone or among several, by its name; None is none."""
+    for name, number in numbers.items():
+        values = number if isinstance(number, tuple) else () if number is None else (as_number(number),)
+        if number == () or not all(0.0 < value <= most for value in values):
+            shown = ", ".join(f"{value:g}" for value in values) or "none"
+            end = "" if most == math.inf else f" and up to {most:g}"
+            raise UsageError(f"{name}: expected a number > 0{end}, found {shown}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What calls take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +405,6 @@ class SessionOptions(ListenerOptions, Checked):
             raise UsageError(
                 "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
             )
-
-    def _set_seconds(self, *names: str) -> None:
-        """Take times as numbers of seconds, or as text."""
-        for name in names:
-            if (given := getattr(self, name)) is not None:
-                self._set(**{name: seconds(name, given)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +507,11 @@ class TrainOptions(ProblemOptions, SessionOptions):
 
             n_entries, n_rows = self.plan
             self._set(plan=Plan(n_entries, n_rows, resident=False))
-        self._set_seconds("checkpoint_every", "max_seconds", "worker_timeout")
+        self._set(
+            checkpoint_every=seconds("checkpoint_every", self.checkpoint_every),
+            max_seconds=seconds("max_seconds", self.max_seconds),
+            worker_timeout=seconds("worker_timeout", self.worker_timeout),
+        )
         check_positive(max_seconds=self.max_seconds)
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
@@ -241,7 +578,7 @@ class ResumeOptions(SessionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_seconds("checkpoint_every")
+        self._set(checkpoint_every=seconds("checkpoint_every", self.checkpoint_every))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ _PAGE = rb"<!doctype html>"
 
 
 @takes(ReportOptions)
-def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked: ReportOptions) -> None:
+def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], options: ReportOptions) -> None:
     """Write a report on a run as one self-contained page.
 
     Parameters
@@ -56,18 +56,18 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
     """
     require_matplotlib()
     page_path = local_path(out, "a report")
-    check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=asked.force)
+    check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=options.force)
     run = local_path(run, "a run")
     facts = describe_run(run)
     scored = read_scores(run)  # what is damaged is refused before anything is drawn
     histories = {name: records for name, records in list(read_history(run).items())[:10] if records}
-    place = _model_place(run, asked)
+    model_path = _chosen_model(run, options)
     sections: dict[str, list[str | Table | bytes]] = {}
-    if place is not None and asked.data is None:
+    if model_path is not None and options.data is None:
         sections["Evaluation"] = ["None: --data names rows with labels to evaluate the model on."]
-    elif place is not None:
-        result = evaluate(asked.data, place, listener=asked.listener)
-        name = asked.data.path if isinstance(asked.data, Dataset) else asked.data
+    elif model_path is not None:
+        result = evaluate(options.data, model_path, listener=options.listener)
+        name = options.data.path if isinstance(options.data, Dataset) else options.data
         sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
     if scored is not None:
         figure = search_figure(scores_of(scored), best_of(scored), scored["scored_by"])
@@ -78,25 +78,25 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], asked
         sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]
     sections["Run"] = [run_table("", facts)]
     sections["Model"] = ["There is none yet: training has not ended."]
-    if place is not None:
-        model = describe_model(place)
-        loaded = load_model(place)
+    if model_path is not None:
+        model = describe_model(model_path)
+        loaded = load_model(model_path)
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
         sections["Model"] = [model_table("", model), Table("made of", made_of)]
         sections["Largest weights"] = [*class_weights_tables("weights", describe_weights(loaded))]
-    options = facts["options"]
+    trained_with = facts["options"]
     gaps = [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])
-    lead = f"{options['loss']} by the {options['method']} method, on {facts['dataset']}: {state}"
+    lead = f"{trained_with['loss']} by the {trained_with['method']} method, on {facts['dataset']}: {state}"
     write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
 
 
-def _model_place(run: Path, asked: ModelOptions) -> Path | None:
+def _chosen_model(run: Path, options: ModelOptions) -> Path | None:
     """Find the run's model; of several that fit, that of the largest C and the smallest λ."""
     models = models_of_path(run)
-    fitting = [setting for setting in models if setting.fits(asked.C, asked.l1)]
+    fitting = [setting for setting in models if setting.fits(options.C, options.l1)]
     if fitting:
         return models[max(fitting, key=lambda setting: (setting.C, -setting.l1))]
-    if (asked.C, asked.l1) != (None, None):
-        return find_model(run, asked.C, asked.l1)
+    if (options.C, options.l1) != (None, None):
+        return find_model(run, options.C, options.l1)
     return run / "model" if is_model(run / "model") else None

@@ -29,15 +29,13 @@ from .config import (
     ResolvedRun,
     RunConfig,
     SharedRounds,
-    lanes_together,
     memory_of,
     problem_of,
     read_config,
     versions,
 )
 from .newton_rule import ROWS_PER_FEATURE, newton_is_faster
-from .options import TrainOptions, TuneOptions
-from .problem_options import DEFAULT_LOSS, NO_BIAS, ProblemOptions
+from .options import DEFAULT_LOSS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
@@ -419,7 +417,7 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
         # refuses options that exclude each other
         check_holding(resources.plan, dataset, memory_of(options, problem, dataset))
         return Groups(1, n_lanes, resources.plan, resources.memory)
-    block = lanes_together(problem)
+    block = problem.block_lanes if folds else 1  # lanes of a fold are scored together
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
     sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError, counted
 from ..core.files import write_metadata
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
-from ..core.options import takes
+from ..core.options import Listener, takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -27,7 +26,6 @@ from ..training.result import Result, TuneResult, sum_up
 from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
-    RunConfig,
     is_begun,
     read_config,
     refuse_existing,
@@ -140,21 +138,22 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
     True
     """
 
-    def change(config: RunConfig) -> RunConfig:
-        given: dict[str, Any] = {}
-        if options.dataset is not None:
-            given["dataset"] = str(location(options.dataset).resolve())
-        if options.checkpoint_every is not None:
-            given["checkpoint_every"] = float(options.checkpoint_every)
-        tol = config.rule.tol if options.tol is None else options.tol
-        eps = None if options.tol else config.rule.eps
-        max_passes = config.rule.max_passes if options.max_passes is None else options.max_passes
-        return replace(config, rule=StopRule(tol, eps, max_passes), **given)
-
+    path = local_path(run, "a run")
+    begun = read_config(path)
+    rule = StopRule(
+        begun.rule.tol if options.tol is None else options.tol,
+        None if options.tol else begun.rule.eps,
+        begun.rule.max_passes if options.max_passes is None else options.max_passes,
+    )
+    changes: dict[str, Any] = {"rule": rule}
+    if options.dataset is not None:
+        changes["dataset"] = str(location(options.dataset).resolve())
+    if options.checkpoint_every is not None:
+        changes["checkpoint_every"] = options.checkpoint_every
     with stopped_by_signals(options) as stop_requested:
         workers = _workers(options, fewest=1)
         session = Session(options.listener, stop_requested)
-        result = _go_on(local_path(run, "a run"), workers, session, change)
+        result = _go_on(path, workers, session, changes)
     warn_unconverged(result, options)
     return result
 
@@ -185,15 +184,14 @@ def _begin(
     workers = _workers(options, fewest=2)
     require(int(options.memory), {})  # for the start, which takes more than a training of few rows
     if isinstance(options, TuneOptions):
-        from .search import with_folds  # with the kernels of scoring
+        from .held_out import with_folds  # with the kernels of scoring
 
         dataset, cv = with_folds(dataset, options.cv, int(options.memory))
         options = replace(options, cv=cv)
     config, notes = resolve(options, dataset, None if workers is None else workers.local)
     if options.resume and is_begun(path, config):
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        given = {name: getattr(config, name) for name in free}
-        return _go_on(path, workers, session, lambda begun: replace(begun, **given))
+        return _go_on(path, workers, session, {name: getattr(config, name) for name in free})
     training = reopen(path, config, dataset)
     previous = previous_run(training, notes)  # refused before anything is made
     with ExitStack() as stack:
@@ -204,15 +202,17 @@ def _begin(
         directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
         for note in notes:  # now that all options are checked
             listener.message(note)
-        return _train_recorded(directory, training, workers, session, previous)
+        _record(directory, training, listener)
+        if workers is not None:
+            session = replace(session, client=stack.enter_context(workers.connected(listener, path)))
+        return run(directory, training, session, previous)
 
 
-def _go_on(
-    path: Path, workers: Workers | None, session: Session, change: Callable[[RunConfig], RunConfig]
-) -> Result:
-    """Resume a run of any kind with its configuration as changed by `change`."""
+def _go_on(path: Path, workers: Workers | None, session: Session, changes: dict[str, Any]) -> Result:
+    """Resume a run of any kind, with changes of its configuration."""
     listener = session.listener
-    with checkpoint.open_run(path) as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(checkpoint.open_run(path))
         config = read_config(path)
         if (workers is None) != (config.rounds is None):
             begun, way = "in one process", "without workers"
@@ -221,10 +221,10 @@ def _go_on(
             raise UsageError(
                 f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
             )
-        config = change(config)
+        config = replace(config, **changes)
         dataset = same_dataset(config)
         if config.scoring is not None:
-            from .search import with_folds
+            from .held_out import with_folds
 
             dataset, _ = with_folds(dataset, config.folds, config.memory)
         training = reopen(path, config, dataset)
@@ -239,23 +239,18 @@ def _go_on(
             )
         if workers is not None:
             listener.message(describe_worker_budget(training.config.memory))
-        session = replace(session, n_threads=config.threads)
-        return _train_recorded(directory, training, workers, session, previous)
+        _record(directory, training, listener)
+        client = None if workers is None else stack.enter_context(workers.connected(listener, path))
+        session = replace(session, n_threads=config.threads, client=client)
+        return run(directory, training, session, previous)
 
 
-def _train_recorded(
-    directory: checkpoint.Run,
-    training: ResolvedRun,
-    workers: Workers | None,
-    session: Session,
-    previous: WarmStart | None,
-) -> Result:
-    """Warn of what is wrong from the start, record the configuration, and train, with a client of workers if any."""
+def _record(directory: checkpoint.Run, training: ResolvedRun, listener: Listener) -> None:
+    """Warn of what is wrong from the start, and record the configuration."""
     config = training.config
-    listener = session.listener
     for line in _advice(training, accelerated=config.options.acceleration != "none"):
         listener.warning(line)
-    if workers is None:
+    if config.rounds is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
         dataset = training.dataset
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
@@ -263,10 +258,6 @@ def _train_recorded(
         warn_of_memory(config.memory, planned, listener)
     directory.write_config(asdict(config))
     record_data(directory.path, training.dataset, centred=training.centre is not None)
-    if workers is None:
-        return run(directory, training, session, previous)
-    with workers.connected(listener, directory.path) as client:
-        return run(directory, training, replace(session, client=client), previous)
 
 
 def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
@@ -398,7 +389,7 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
 
 def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) -> TuneResult:
     """Train the folds, score them, train on all rows: each from its last checkpoint."""
-    from .search import score  # with kernels that other runs do not need
+    from .held_out import score_search  # with kernels that other runs do not need
 
     config = search.config
     folds = directory.part("folds")
@@ -407,26 +398,20 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     result = run(folds, training, replace(session, stage="folds: "))
     names = "n_lanes", "passes", "gap", "converged", "bytes_read", "seconds"
     summary = {name: getattr(result, name) for name in names}
+    scoring = config.scoring or ""
     if result.stop_reason == "time":
-        none: dict[str, Any] = {
-            "scores": {},
-            "best_C": math.nan,
-            "best_l1": math.nan,
-            "scored_by": config.scoring,
-        }
-        return TuneResult(**asdict(result), **none, folds=summary)
+        return TuneResult(**asdict(result), scored_by=scoring, folds=summary)
     if n_open := sum(not lane["converged"] for lane in result.lanes):
         open_folds = f"{n_open} of {result.n_lanes} models of folds are {result.describe_shortfall()}"
-        more = ["their scores may change with a larger --max-passes"]
-        more = more if result.more_passes_help else result.advice
-        session.listener.warning("; ".join([open_folds, *more]))
-    scored = score(folds.path, training, config.scoring or "", session)
+        advice = result.advice
+        if result.more_passes_help:
+            advice = ["their scores may change with a larger --max-passes"]
+        session.listener.warning("; ".join([open_folds, *advice]))
+    scored = score_search(folds.path, training, scoring, session)
     write_metadata(directory.path / "scores.json", SCORES, scored)
     best = best_of(scored)
-    mean = format(best.mean, CRITERIA[scored["scored_by"]].form)
-    session.listener.message(
-        f"best {best_text(scored)}, mean {scored['scored_by']} {mean}; training on all rows"
-    )
+    mean = format(best.mean, CRITERIA[scoring].form)
+    session.listener.message(f"best {best_text(scored)}, mean {scoring} {mean}; training on all rows")
 
     part = directory.part("best")
     if (part.path / "config.json").exists():

@@ -21,12 +21,22 @@ from .warm_start import data_problems
 
 
 def find_problems(path: str, listener: Listener, *, memory: int | str, workers: int) -> tuple[list[str], str]:
-    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too."""
+    """Verify a directory according to its kind: a run, a model, or else a dataset; returns the advice on problems too.
+
+    Of a run the state, the slots, the log and the models are checked: one process reads a slot and a model at a time, which
+    have to fit in `memory`. Nothing is written.
+    """
     place = location(path)
     if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
         folder = local_path(place, "a run or a model")
         if kind == "run":
-            return verify_run(folder, listener, memory=memory), "or train again with --force"
+            try:
+                with checkpoint.open_run(folder):
+                    problems = list(_run_problems(folder, listener, parse_size(memory)))
+                problems += _model_problems(folder, memory)
+            except CheckpointError as error:
+                problems = [str(error)]
+            return problems, "or train again with --force"
         return verify_model(folder, memory=memory), "or train, or import, the model again"
     advice = (
         "convert the data again, or make the column layout again ('streamcd columns DATASET --force') where only its "
@@ -41,21 +51,9 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
         return [str(error)], advice
 
 
-def verify_run(path: Path, listener: Listener, *, memory: int | str) -> list[str]:
-    """Check the state, the slots, the log and the models of a run; returns a line a problem, which names the file.
-
-    One process reads a slot and a model at a time, which have to fit in `memory`. Nothing is written.
-    """
-    try:
-        with checkpoint.open_run(path):
-            problems = list(_run_problems(path, listener, parse_size(memory)))
-    except CheckpointError as error:
-        return [str(error)]
-    return problems + list(_model_problems(path, memory))
-
-
 def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
-    config, identity = read_config(path), checkpoint.read_identity(path)
+    config = read_config(path)
+    identity = checkpoint.read_identity(path)
     yield from data_problems(path, config.fingerprint)
     try:
         run = reopen(path, config, same_dataset(config))
@@ -71,12 +69,11 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
         yield str(error)
     for part in ("folds", "best"):
         if (path / part / "config.json").exists():
-            inner, own = read_config(path / part), checkpoint.read_identity(path / part)
             expected = identity.part(part)
-            if own != expected:
+            if checkpoint.read_identity(path / part) != expected:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
-            inner_run = reopen(path / part, inner, run.dataset)
+            inner_run = reopen(path / part, read_config(path / part), run.dataset)
             yield from _directory_problems(path / part, expected, inner_run, listener, budget)
 
 
@@ -84,10 +81,11 @@ def _directory_problems(
     path: Path, identity: Identity, run: ResolvedRun, listener: Listener, budget: int
 ) -> Iterator[str]:
     for group in run.groups:
-        folder, own = path / group.directory, identity.part(group.directory)
+        folder = path / group.directory
+        of_group = identity.part(group.directory)
         state = folder / "state.npz"
         try:
-            arrays = checkpoint.read_arrays(state, ("log_bytes", "log_crc", "slots"), own, whole=True)
+            arrays = checkpoint.read_arrays(state, ("log_bytes", "log_crc", "slots"), of_group, whole=True)
             if arrays is None:
                 checkpoint.refuse_lost_state(state, folder / "log.jsonl")
                 continue  # not begun
@@ -98,7 +96,7 @@ def _directory_problems(
                     f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
                 )
             memory = memory_of(run.config.options, run.problem.subset(group.lanes), run.dataset)
-            slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, own)
+            slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, of_group)
             slots.restore(arrays["slots"])
         except CheckpointError as error:
             yield str(error)

@@ -39,7 +39,7 @@ from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore, chunk_slots
 from ..training import checkpoint
 from .config import ResolvedRun, memory_of, read_config, reopen
-from .problem_options import ProblemOptions
+from .options import ProblemOptions
 
 DATA = "data"
 """Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""

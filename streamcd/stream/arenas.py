@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,14 +131,16 @@ class RowLayout:
     centred: bool = False  # features and targets are, see `dataset.centring`
     ranked: bool = False  # features stand in the order of their use, see `dataset.feature_order`
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a row's state between visits: alpha, active."""
-        return 8 * self.alpha_width + self.n_flags
+    # computed from these
+    state_bytes: int = field(init=False)  # of a row's state between visits: alpha, active
+    record: np.dtype[Any] = field(
+        init=False
+    )  # of a row in an arena; it holds the state if there is a single flag
+    item_bytes: int = field(
+        init=False
+    )  # of a row in an arena: its record, and its state if that is not part of the record
 
-    @cached_property
-    def record(self) -> np.dtype[Any]:
-        """The dtype of a row's record in an arena; it holds the state if there is a single flag."""
+    def __post_init__(self) -> None:
         fields: list[tuple[Any, ...]] = [("indptr", np.int64), ("weight", np.float64)]
         if self.has_targets:
             fields += [("target", np.float64)]
@@ -147,12 +149,10 @@ class RowLayout:
         fields += [("code", np.int32), ("fold", np.uint8)]
         if self.n_flags == 1:
             fields += [("active", np.uint8, (1,))]
-        return np.dtype(fields, align=True)
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of a row in an arena: its record, and its state if that is not part of the record."""
-        return self.record.itemsize + (0 if self.n_flags == 1 else self.state_bytes)
+        record = np.dtype(fields, align=True)
+        state_bytes = 8 * self.alpha_width + self.n_flags
+        item_bytes = record.itemsize + (0 if self.n_flags == 1 else state_bytes)
+        vars(self).update(state_bytes=state_bytes, record=record, item_bytes=item_bytes)
 
     def open(self, dataset: Dataset) -> Dataset:
         """Return the dataset itself."""

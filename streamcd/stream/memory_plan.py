@@ -122,11 +122,6 @@ def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Pla
     return Plan(entries, table.n_items, resident=True)
 
 
-def planned_bytes(plan: Plan, dataset: Dataset, budget: int, memory: SolverMemory) -> int:
-    """Return the bytes that a training in this process takes beside interpreter and libraries."""
-    return resident_bytes(memory.layout.open(dataset), memory) if plan.resident else budget - RUNNING_BYTES
-
-
 def check_holding(plan: Plan, dataset: Dataset, memory: SolverMemory) -> None:
     """Refuse a plan without room for the longest item, where a solver holds items between reads: it would never end."""
     least = _largest(memory.layout.open(dataset))[2] if memory.held_bytes and not plan.resident else 0

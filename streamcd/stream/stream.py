@@ -106,17 +106,13 @@ class Stream:
         """Size of the file with copies of active rows, in bytes."""
         return self._active.disk_bytes if self._active else 0
 
-    def n_windows(self, read: int) -> int:
-        """Count the windows of a read."""
-        return len(self._windows(read))
-
     def windows(self, read: int, first: int = 0, *, goes_on: bool = True) -> Iterator[Window]:
         """Iterate over the windows of one read from number `first` on; each may overwrite the one before.
 
         The order is a function of (seed, read). The checksums of chunks are checked when they are read for the first time.
         The first window of the next read is read ahead, unless that is to be of other shards: then it does not go on.
         """
-        count = self.n_windows(read)
+        count = len(self._windows(read))
         for number in range(first, count):
             if self._ahead is not None and (self._ahead[0].read, self._ahead[0].number) != (read, number):
                 self._drop()

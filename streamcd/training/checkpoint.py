@@ -152,7 +152,7 @@ class Run:
         """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
         return read_array_rows(self.path / part / "state.npz", name, block_rows)
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Release the lock."""
         if self._lock is not None:
             release_lock(self._lock)
@@ -161,8 +161,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
 
 def check_log(path: Path, n_bytes: int, crc: int) -> None:

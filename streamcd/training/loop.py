@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import Interrupted, StreamcdError
 from ..core.files import Positive
-from ..core.memory_budget import make_room, return_heap
+from ..core.memory_budget import RUNNING_BYTES, make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
 from ..core.setting import random_key
@@ -25,7 +25,7 @@ from ..solvers.acceleration import TOLD, restores_rows_after
 from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, Array
 from ..stream.arenas import RowLayout, Window
-from ..stream.memory_plan import Plan, planned_bytes
+from ..stream.memory_plan import Plan, resident_bytes
 from ..stream.stream import Stream
 from . import checkpoint, stopping
 from .checkpoint import AnyRun, Run
@@ -293,7 +293,9 @@ class Loop(TrainingLoop):
     def __init__(
         self, directory: AnyRun, config: LoopConfig, dataset: Dataset, solver: Any, *more: Any
     ) -> None:
-        self.planned = planned_bytes(config.plan, dataset, config.memory, solver.memory)
+        self.planned = config.memory - RUNNING_BYTES
+        if config.plan.resident:
+            self.planned = resident_bytes(solver.layout.open(dataset), solver.memory)
         make_room(config.memory, self.planned)
         super().__init__(directory, config, dataset, solver, *more)
         self.threads = solver.threads = self.session.threads
@@ -343,7 +345,6 @@ class Loop(TrainingLoop):
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
         state = self.state
-        n_windows = stream.n_windows(self.state.read)
         spent = dict.fromkeys(("total", "read", "train", "wait", "state"), 0.0)
         begun = time.monotonic()
         read_before = stream.read_seconds
@@ -364,10 +365,16 @@ class Loop(TrainingLoop):
             self._visit(window, spent)
             if window.number == state.window:
                 if rows_stay:
-                    self._keep_active(stream, window, spent)
+                    started = time.monotonic()
+                    columns = np.repeat(state.phase != DONE, self.problem.lane_vectors)
+                    if refusal := stream.keep_active(window, columns):
+                        self.listener.message(
+                            f"active rows are not copied to disk: {refusal}; all rows are read instead"
+                        )
+                    spent["state"] += time.monotonic() - started
                 state.position[1] += 1
-                self._report(phase, int(state.window / n_windows * n_entries), n_entries)
-                if state.window < n_windows:
+                self._report(phase, int(state.window / window.count * n_entries), n_entries)
+                if state.window < window.count:
                     self._pause()
             waiting = time.monotonic()
         number = state.read
@@ -426,14 +433,6 @@ class Loop(TrainingLoop):
         dataset = self.dataset
         row_bytes = self.solver.layout.state_bytes
         self.threads.run(calls, len(calls) * row_bytes * dataset.n_rows // (8 * max(dataset.n_chunks, 1)))
-
-    def _keep_active(self, stream: Stream, window: Window, spent: dict[str, float]) -> None:
-        """Copy the rows that are active in any lane that is not done, for the next reads."""
-        started = time.monotonic()
-        columns = np.repeat(self.state.phase != DONE, self.problem.lane_vectors)
-        if refusal := stream.keep_active(window, columns):
-            self.listener.message(f"active rows are not copied to disk: {refusal}; all rows are read instead")
-        spent["state"] += time.monotonic() - started
 
     def _pause(self) -> None:
         """Stop if requested, and save a checkpoint if one is due."""

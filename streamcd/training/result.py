@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -16,11 +17,6 @@ from ..solvers.acceleration import TOLD
 from ..solvers.problem import Problem
 from .checkpoint import LINE_BYTES, read_config
 from .stopping import REASONS, StopRule, relative
-
-
-def worst_reason(reasons: np.ndarray) -> str:
-    """Name the reason of the lane that ended worst."""
-    return REASONS[reasons.max()].name
 
 
 @dataclass(repr=False)
@@ -120,9 +116,11 @@ class TuneResult(Result):
     _: KW_ONLY
     # by C, as given, or with several λ by both, as in C=0.1,l1=2.0: {"folds": [score of each], "mean": their mean},
     # and of two classes the mean "auc" with "auc_error", a bound on its error, or beside it "accuracy"
-    scores: dict[str, dict[str, Any]]
-    best_C: float  # the C of the best mean, the smallest of equal ones; nan where the time was up before
-    best_l1: float  # λ of it, the largest of equal ones; 0 where the penalty has no L1
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best_C: float = (
+        math.nan
+    )  # the C of the best mean, the smallest of equal ones; nan where the time was up before
+    best_l1: float = math.nan  # λ of it, the largest of equal ones; 0 where the penalty has no L1
     folds: dict[str, Any]  # of training them: passes, bytes_read, seconds, converged, gap, n_lanes
     scored_by: str = (
         "accuracy"  # or r2, of numbers to predict; or loss, their mean loss, which is best where it is least
@@ -152,7 +150,7 @@ def sum_up(
     gaps = relative(lanes)
     primal = problem.scale * lanes["primal"]
     dual = problem.scale * lanes["dual"]
-    reason = worst_reason(lanes["reason"])
+    reason = REASONS[lanes["reason"].max()].name  # of the lane that ended worst
     omegas = lanes.get("kept_omega", np.ones(problem.n_lanes))
     tells_omega = (omegas != 1.0) | (lanes.get("trial_begin", omegas) > 1)
     return Result(
