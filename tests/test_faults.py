@@ -286,7 +286,7 @@ def test_a_line_that_nobody_misses_is_told_with_its_guard(
 ) -> None:
     ended = iter(statuses)
     monkeypatch.setattr("tools.faults.mutants._run_guard", lambda *_: (next(ended), "said"))
-    line = SafetyLine("core/files.py", 50, "os.fsync(descriptor)", "test_x.py::test_y")
+    line = SafetyLine("core/files.py", 47, "os.fsync(descriptor)", "test_x.py::test_y")
     (finding,) = Mutants([line]).attempt(0, random.Random(0), tmp_path)
     assert (finding.column, finding.what.startswith(f"{line}: {message}")) == (column, True)
 
