@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records
+from ..core.external_partition import Layout, PartitionReader, PartitionWriter, Ranges, Records, blocks_of
 from ..core.files import begins_with, check_output, refuse_other_ending, replacing, scratch_directory
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener, Progress
@@ -72,7 +71,13 @@ def export_libsvm(
         ):
             for bucket in range(len(ends)):
                 rows = reader.read(bucket)
-                _write_lines(file, rows.take(np.argsort(rows.fields[0])), dataset.index_base)
+                rows = rows.take(np.argsort(rows.fields[0]))
+                assert rows.indptr is not None
+                for start, stop in blocks_of(layout, rows.indptr, _ENTRIES_AT_A_TIME * layout.item_bytes):
+                    part = rows.slice(start, stop)
+                    assert part.indptr is not None
+                    feature, value = part.items
+                    write_rows(file, part.fields[1], part.indptr, feature, value, dataset.index_base)
 
 
 def _range_ends(dataset: Dataset, layout: Layout, bucket_bytes: int) -> list[int]:
@@ -106,15 +111,3 @@ def _partition_rows(dataset: Dataset, writer: PartitionWriter, ranges: Ranges, l
         rows = Records([data.source, data.label], data.indptr, (feature, value))
         writer.append(ranges.number(data.source), rows)
         listener.progress(Progress("export", int(dataset.row_start[chunk + 1]), dataset.n_rows, "rows"))
-
-
-def _write_lines(file: BinaryIO, rows: Records, index_base: int) -> None:
-    assert rows.indptr is not None
-    start = 0
-    while start < rows.size:
-        end = int(np.searchsorted(rows.indptr, rows.indptr[start] + _ENTRIES_AT_A_TIME))
-        stop = min(max(start + 1, end), rows.size)
-        part = rows.slice(start, stop)
-        assert part.indptr is not None
-        write_rows(file, part.fields[1], part.indptr, part.items[0], part.items[1], index_base)
-        start = stop

@@ -11,7 +11,7 @@ The result is a function of the dataset and of the options of the format, not of
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -189,10 +189,8 @@ class Work(NamedTuple):
     def runs(self) -> list[Path]:
         return [self.folder / "runs" / f"run-{number:03d}" for number in range(len(self.shares))]
 
-    @contextmanager
-    def opened(self) -> Iterator[Dataset]:
-        with closing(Dataset.open(self.dataset, fingerprint=self.fingerprint)) as dataset:
-            yield dataset
+    def opened(self) -> closing[Dataset]:
+        return closing(Dataset.open(self.dataset, fingerprint=self.fingerprint))
 
 
 def _transpose(dataset: Dataset, plan: Plan, folder: Path, pool: Pool) -> None:

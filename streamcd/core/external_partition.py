@@ -213,7 +213,7 @@ class PartitionWriter:
         self._spills.append((self._end, records.size, int(ends[-1])))
         *offsets, self._end = self._layout.places(*self._spills[-1])
         with file_named(self._path):
-            for start, stop in _blocks(self._layout, ends, _BLOCK_BYTES):
+            for start, stop in blocks_of(self._layout, ends, _BLOCK_BYTES):
                 taken = records.take(order[start:stop], ends[start : stop + 1])
                 lengths = [] if taken.indptr is None else [np.diff(taken.indptr)]
                 for number, column in enumerate((*taken.fields, *lengths, *taken.items)):
@@ -240,7 +240,7 @@ def _bytes(column: np.ndarray) -> memoryview:
     return column.reshape(-1).view(np.uint8).data
 
 
-def _blocks(layout: Layout, ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+def blocks_of(layout: Layout, ends: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Cut records whose items end at ``ends[1:]`` into ranges of about so many bytes, or of a single record."""
     start = 0
     most_items = most // max(layout.item_bytes, 1)
@@ -350,7 +350,7 @@ class PartitionReader:
             n_records = extent.stop - extent.start
             ends = self._read([extent], n_records, 0, items=False).indptr
             ends = np.zeros(n_records + 1, np.int64) if ends is None else ends
-            for start, stop in _blocks(self._layout, ends, max_bytes):
+            for start, stop in blocks_of(self._layout, ends, max_bytes):
                 first, end = ends[[start, stop]].tolist()
                 part = extent._replace(
                     start=extent.start + start,
