@@ -206,7 +206,7 @@ def test_tune_agrees_with_separate_runs_on_the_same_folds(tmp_path: Path, loss: 
             decisions = held_out @ single.model.weights
             of_fold = np.ones(held_out.shape[0]) if weight is None else weight[fold == number]
             close = of_fold[(np.abs(decisions) < 1e-3).any(axis=1)].sum()
-            hits = of_fold[single.model.predicted(decisions) == y[fold == number]].sum()
+            hits = of_fold[single.model.predict(held_out) == y[fold == number]].sum()
             score = result.scores[f"{C:g}"]["folds"][number] * of_fold.sum()
             assert abs(score - hits) <= close + 1e-9
     assert result.best_C == max((0.05, 1.0), key=lambda C: (result.scores[f"{C:g}"]["mean"], -C))

@@ -102,7 +102,8 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, options: M
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
     """Refuse rows that are encoded in another way than those of the first dataset, with the first difference."""
-    a, b = first.manifest, other.manifest
+    a = first.manifest
+    b = other.manifest
     names = ("index_base", "index_dtype", "value_dtype", "compact")
     of: dict[str, tuple[Any, ...]] = {
         **{name.replace("_", " "): (a.get(name), b.get(name)) for name in names},

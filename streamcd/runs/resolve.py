@@ -81,9 +81,11 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     scoring = _criterion(options, loss, dataset) if isinstance(options, TuneOptions) else None
 
     # the bias, by the source of the dataset; the dual variables of a run to start from fit its own alone
-    bias, bias_because = options.bias, "as asked"
+    bias = options.bias
+    bias_because = "as asked"
     if bias == "auto" and start is not None:
-        bias, bias_because = start.options.bias, "that of the run it starts from"
+        bias = start.options.bias
+        bias_because = "that of the run it starts from"
     elif bias == "auto":
         bias, bias_because = bias_by_source(dataset)
     given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
@@ -263,8 +265,11 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 # of narrow data, and keeps no dual variables on disk, but each takes longer: it is chosen by an estimate of the time
 # (`newton_rule`), on workers, and where rows are long.
 
-_MATRICES, _SHARE = 5, 0.125
-"""Matrices of each lane (one for each part of a window, and their sum), and the share of the memory that they may take."""
+_MATRICES = 5
+"""Matrices of each lane: one for each part of a window, and their sum."""
+
+_SHARE = 0.125
+"""Share of the memory that they may take."""
 
 _MOST_OPERATIONS = 3e11
 """Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""

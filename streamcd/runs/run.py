@@ -215,9 +215,11 @@ def _go_on(path: Path, workers: Workers | None, session: Session, changes: dict[
         directory = stack.enter_context(checkpoint.open_run(path))
         config = read_config(path)
         if (workers is None) != (config.rounds is None):
-            begun, way = "in one process", "without workers"
+            begun = "in one process"
+            way = "without workers"
             if workers is None:
-                begun, way = "on workers", "with --scheduler ADDRESS or --workers N, N >= 1"
+                begun = "on workers"
+                way = "with --scheduler ADDRESS or --workers N, N >= 1"
             raise UsageError(
                 f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
             )

@@ -305,22 +305,24 @@ def _keeps_alpha(options: ProblemOptions) -> bool:
 
 def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
     """Open the run that a run starts from, if any, and note what is taken from it; refused if it cannot."""
-    source, dataset = new.config.start_from, new.dataset
+    source = new.config.start_from
     if source is None:
         return None
-    path = local_path(source, "a run")
+    dataset = new.dataset
+    run = path = local_path(source, "a run")
     config = read_config(path)
     if config.scoring is not None:
-        path = path / ("best" if (path / "best" / "state.npz").exists() else "folds")
+        path = run / ("best" if (run / "best" / "state.npz").exists() else "folds")
         config = read_config(path)
-    dual, method = _keeps_alpha(new.config.options), config.options.method
+    dual = _keeps_alpha(new.config.options)
+    method = config.options.method
     if dual and not _keeps_alpha(config.options):
         raise UsageError(f"{source}: trained by {method}, which has no dual variables to start from")
     if method == "sor" and new.config.options.method == "dual":
         raise UsageError(f"{source}: trained by sor, from which dual cannot start")
     if config.fingerprint == dataset.fingerprint:
         return start_from(path, reopen(path, config, dataset), new)
-    before, chunk_of = _known_shards(local_path(source, "a run"), dataset, centred=bool(config.centred))
+    before, chunk_of = _known_shards(run, dataset, centred=bool(config.centred))
     old = reopen(path, config, before)
     if not np.array_equal(old.problem.classes, new.problem.classes):
         raise UsageError(f"start_from: expected the classes of {source}, found others")

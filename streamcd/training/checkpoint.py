@@ -101,7 +101,8 @@ class Run:
             for path in early_log:
                 lines = b"".join(self._early_lines or ())
                 path.write_bytes(lines)
-                self._log_bytes, self._log_crc = len(lines), zlib.crc32(lines)
+                self._log_bytes = len(lines)
+                self._log_crc = zlib.crc32(lines)
             identity = np.frombuffer(bytes.fromhex(self.identity.name), np.uint8)
             log = {"log_bytes": np.int64(self._log_bytes), "log_crc": np.int64(self._log_crc)}
             with file_named(self.state_path), open(partial, "wb") as file:
