@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -73,13 +73,14 @@ def write_example(folder: str, listener: Listener) -> dict[str, Any]:
         raise UsageError(f"{path} exists; name another directory")
     path.mkdir()
     made = {"n_features": 5_000, "entries_per_row": 40, "seed": 0}
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, path, ignore_errors=True)
+    try:
         for name, first_row, n_rows in (("train.txt", 0, 8_000), ("test.txt", 8_000, 2_000)):
             with file_named(path / name):
                 write_text_like(path / name, first_row=first_row, n_rows=n_rows, **made)
             listener.message(f"{path / name}: {n_rows:,} rows")
-        stack.pop_all()
+    except BaseException:  # Ctrl-C, for one
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return {"train": str(path / "train.txt"), "test": str(path / "test.txt")}
 
 
