@@ -326,9 +326,7 @@ def _preferred_method(
             "makes",
         )
     dual = "dual", "" if folds else "the fewest passes on nearly all data"
-    # newton has neither over-relaxed steps nor acceleration of a given strength
-    is_of_dual = options.omega != 1.0 or options.acceleration not in ("auto", "none")
-    if is_of_dual or "newton" not in methods_for(options.loss):
+    if "newton" not in methods_for(options.loss):
         return dual
     has_few_products = n_entries * n_lanes <= _MOST_PRODUCTS * n_rows
     if resources.workers is not None:
