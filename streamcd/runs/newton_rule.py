@@ -28,11 +28,11 @@ _PASSES = {
 }
 """Passes of the dual method, accelerated, to 1e-3 where C times the rows' mean square norm is small."""
 
-_LEAST_NANOSECONDS = 3e7
-"""Time of the dual method below which it is taken, as on all data that are not narrow: the difference is not felt."""
-
 _GROWTH = 0.17
 """Exponent with which these passes grow in that product."""
+
+_LEAST_NANOSECONDS = 3e7
+"""Time of the dual method below which it is taken, as on all data that are not narrow: the difference is not felt."""
 
 
 def newton_is_faster(
