@@ -24,7 +24,7 @@ from .arrow_columns import read_groups, reading
 from .centring import STATISTICS, Centre, find_centre
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns, open_columns
-from .feature_order import make_rank
+from .feature_order import MOST_COUNTED, make_rank
 from .kept_columns import KEPT_FILE, kept_batches
 from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, class_labels, row_dtype
 from .source_features import Scaling
@@ -311,11 +311,11 @@ class Dataset(ChunkedTable):
         return make_rank(self._entry_counts())
 
     def _entry_counts(self) -> np.ndarray:
-        """Read the number of entries of every feature, uint64."""
-        counts = np.zeros(self.n_features, np.uint64)
+        """Read the number of entries of every feature, uint16; larger ones are `MOST_COUNTED`."""
+        counts = np.zeros(self.n_features, np.uint16)
         with reading(self.file("features.parquet")):  # a feature beyond the width is damage too
             for piece in self.read_features(("feature", "n_entries")):
-                counts[piece["feature"]] = piece["n_entries"]
+                counts[piece["feature"]] = np.minimum(piece["n_entries"], MOST_COUNTED)
         return counts
 
     @cached_property

@@ -21,24 +21,20 @@ SOURCE_ORDER = np.zeros(0, np.uint32)
 """The rank of features that stand as in the source."""
 
 
-_LARGEST = np.uint64(2**32 - 1)
+MOST_COUNTED = 65_535
+"""Entries of a feature from which on the order is the source's: numbers of 16 bits are sorted by their digits."""
 
 
 def make_rank(counts: np.ndarray) -> np.ndarray:
-    """Return the rank of every feature by its `counts` (uint64, overwritten), and of the bias, the last; uint32.
+    """Return the rank of every feature by its `counts` (uint16, overwritten), and of the bias, the last; uint32.
 
-    Features with as many entries stand as in the source. It takes 12 bytes a feature, as many as the rank and the weights
-    of a lane, which there are later: so the rank alone is counted.
+    Features with as many entries stand as in the source. It takes 20 bytes a feature, before there are weights.
     """
-    key = np.invert(np.minimum(counts, _LARGEST, out=counts), out=counts)
-    key <<= np.uint64(32)
-    key += np.arange(key.size, dtype=np.uint32)
-    key.sort()  # by count, then by feature
-    key &= _LARGEST
-    rank = np.full(key.size + 1, key.size, np.uint32)
-    for start in range(0, key.size, BLOCK_WEIGHTS):
-        features = key[start : start + BLOCK_WEIGHTS].view(np.int64)
-        rank[features] = np.arange(start, start + features.size)
+    np.invert(counts, out=counts)
+    order = np.argsort(counts, kind="stable")
+    rank = np.empty(counts.size + 1, np.uint32)
+    rank[order] = np.arange(counts.size, dtype=np.uint32)
+    rank[-1] = counts.size
     return rank
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns
 from .dataset import Dataset
+from .feature_order import MOST_COUNTED
 from .schema import NO_NORMS, norms_record, row_dtype
 
 CHUNK_BYTES = 1_000_000
@@ -127,7 +128,7 @@ class InMemoryDataset(_Arrays, Dataset):
         n_parts = 1 + feature.size // max(self.n_features, CHUNK_BYTES)
         for some in np.array_split(feature, n_parts):
             counts += np.bincount(some, minlength=self.n_features)
-        return counts.view(np.uint64)
+        return np.minimum(counts, MOST_COUNTED).astype(np.uint16)
 
 
 class _InMemoryColumns(_Arrays, Columns):

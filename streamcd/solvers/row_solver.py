@@ -295,9 +295,10 @@ def row_memory(
     copies = 1 + is_proximal(problem, options.acceleration) + problem.free_bias
     if n_lanes == 1 and n_weights <= MOST_COPIED:
         copies += 2
-    more = 16 * weight_kernels.N_BUCKETS * n_lanes + 4 * layout.ranked * (
-        n_features + 1
-    )  # sketches, the rank
+    sketches = 16 * weight_kernels.N_BUCKETS * n_lanes
+    # making the rank takes 20 bytes a feature, in the place of weights that come later
+    rank_bytes = 4 if copies * problem.n_vectors > 1 else 12
+    more = sketches + layout.ranked * rank_bytes * (n_features + 1)
     return SolverMemory(
         layout, 8 * n_weights * copies + more, message=8 * n_weights * (1 + problem.free_bias)
     )
