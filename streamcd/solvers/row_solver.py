@@ -296,9 +296,8 @@ def row_memory(
     if n_lanes == 1 and n_weights <= MOST_COPIED:
         copies += 2
     sketches = 16 * weight_kernels.N_BUCKETS * n_lanes
-    # making the rank takes 20 bytes a feature, in the place of weights that come later
-    rank_bytes = 4 if copies * problem.n_vectors > 1 else 12
-    more = sketches + layout.ranked * rank_bytes * (n_features + 1)
+    rank_bytes = 4 * layout.ranked * (n_features + 1)
+    more = sketches + rank_bytes
     return SolverMemory(
         layout, 8 * n_weights * copies + more, message=8 * n_weights * (1 + problem.free_bias)
     )
