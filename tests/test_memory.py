@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -28,6 +29,8 @@ from streamcd.core.memory_budget import (
     peak_memory_bytes,
     require,
 )
+from streamcd.runs import run as run_module
+from streamcd.training.loop import TrainingLoop
 from tools.chunk_writer import ChunkWriter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -435,3 +438,20 @@ def test_many_classes_stay_within_the_budget_until_the_model_is_saved(tmp_path: 
     assert_within(peak, budget)
     assert result["peak_memory_bytes"] >= peak - 4_000_000
     assert (tmp_path / "run" / "model" / "model.json").stat().st_size < 3500 * 100
+
+
+def test_the_state_of_a_training_is_gone_before_its_models_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows and weights beside a model would be more than the budget counts."""
+    alive: list[int] = []
+    save = run_module.save_models
+
+    def counted(*arguments: Any) -> Any:
+        alive.append(sum(isinstance(one, TrainingLoop) for one in gc.get_objects()))
+        return save(*arguments)
+
+    monkeypatch.setattr(run_module, "save_models", counted)
+    data = write_dataset(tmp_path / "data", random_rows())
+    streamcd.train(data, tmp_path / "run", C=[0.1, 1.0], tol=0.1)
+    assert alive == [0]

@@ -293,8 +293,8 @@ def run(
     outcomes = []
     for group in training.groups:
         part = directory.part(group.directory) if group.directory else directory
-        loop = _make_loop(part, training, group.lanes, session, previous)
-        outcomes.append(loop.run())
+        # no name keeps the loop, whose state would lie beside that of the next group, and beside the models
+        outcomes.append(_make_loop(part, training, group.lanes, session, previous).run())
     result = sum_up(
         directory.name,
         outcomes,
