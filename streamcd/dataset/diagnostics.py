@@ -65,9 +65,14 @@ def _read_name(dataset: Dataset, feature: int) -> str:
     raise DatasetError(f"{path}: expected feature {feature}, found none")
 
 
+def row_mean_square(dataset: Dataset, *, centred: bool) -> float | None:
+    """Return the mean square of the rows' norms, once `centred` where training does that; None where it is not known."""
+    return ((centred and dataset.centre) or dataset).mean_square
+
+
 def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: bool) -> bool:
     """Tell whether rows are so long, beside 1/C, that the dual method takes many passes."""
-    mean_square = ((centred and dataset.centre) or dataset).mean_square
+    mean_square = row_mean_square(dataset, centred=centred)
     bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
     return bool(mean_square is not None and C * mean_square >= bound)
 
@@ -103,7 +108,7 @@ def advice(
         )
     long = method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred)
     if long and not (lines and remedy == maxabs):
-        mean_square = ((centred and dataset.centre) or dataset).mean_square or 0.0
+        mean_square = row_mean_square(dataset, centred=centred) or 0.0
         is_C = scaling.normalize != "none" or mean_square < BAD_MEAN_SQUARE
         ways = "" if scaling.normalize != "none" else f"{remedy}, or "
         lines.append(

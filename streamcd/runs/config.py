@@ -30,7 +30,7 @@ _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and th
 
 @dataclass(frozen=True)
 class SharedRounds:
-    """What a training in rounds on workers has beside others, the ``rounds`` of ``config.json``."""
+    """Configuration of a training in rounds on workers, the ``rounds`` of ``config.json``."""
 
     worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
     # bytes that workers of this machine share with this process, and that each of a cluster has, where they are not `memory`

@@ -1,4 +1,4 @@
-"""What the options of a run come to on a dataset: loss, bias, method, acceleration, groups of lanes and the memory plan.
+"""Resolution of a run's options on a dataset: loss, bias, method, acceleration, groups of lanes and the memory plan.
 
 Each is a function of what stands before it. Notes tell what was chosen, and why; nothing is written, and nothing read but
 the dataset and the configuration of the run that a new one starts from.
@@ -16,7 +16,7 @@ from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
-from ..dataset.diagnostics import rows_are_long
+from ..dataset.diagnostics import row_mean_square, rows_are_long
 from ..dataset.in_memory import InMemoryDataset
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
@@ -42,7 +42,7 @@ WORKER_TIMEOUT = 300.0
 
 
 class Resources(NamedTuple):
-    """What a training may take: `workers` as of `resolve`, and a plan that is given."""
+    """Resources of a training: `workers` as of `resolve`, and a plan that is given."""
 
     memory: int
     workers: int | None = None
@@ -339,7 +339,7 @@ def _preferred_method(
         and rows_are_long(dataset, largest_C, accelerated=True, centred=options.unpenalized_bias)
     )
     is_streamed = n_entries * dataset.entry_bytes > resources.memory - RUNNING_BYTES
-    mean_square = ((options.unpenalized_bias and dataset.centre) or dataset).mean_square or 0.0
+    mean_square = row_mean_square(dataset, centred=options.unpenalized_bias) or 0.0
     figures = n_rows, size, n_entries, largest_C * mean_square, tol
     # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
@@ -406,7 +406,7 @@ _LEAST_MIXED_CHUNKS = 8  # in a window, for which lanes are grouped; fewer conve
 
 
 class Groups(NamedTuple):
-    """How many groups there are of how many lanes, the plan of the largest, and the bytes it is for."""
+    """Numbers of groups and of lanes, the plan of the largest group, and the bytes it is for."""
 
     number: int
     n_lanes: int

@@ -1,4 +1,4 @@
-"""What a solver is made with, beside problem and data. Importing it imports no solver."""
+"""Options that a solver is made with, beside problem and data. Importing them imports no solver."""
 
 from __future__ import annotations
 

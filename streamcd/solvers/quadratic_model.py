@@ -20,7 +20,7 @@ from .problem import Problem
 
 _SOLVED, _MOST_SWEEPS = 0.1, 40
 """Part of a model's first slopes to which the model of columns is solved, and sweeps at most: the next is nearer to the
-loss. imdb, squared hinge, λ = 0.1: 4.1 G entries, with conjugate gradients to 0.3 20 G."""
+loss (`docs/measurements.md`, "L1")."""
 
 # a matrix once made, these cost little
 _MATRIX_SOLVED = 1e-6

@@ -86,7 +86,7 @@ class _TimeIsUp(StreamcdError):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """What the loop follows of a run's configuration."""
+    """Part of a run's configuration that the loop follows."""
 
     memory: Positive  # of this process, or of a worker; bytes
     plan: Plan  # not used on workers, which make their own
