@@ -16,7 +16,7 @@ import click
 
 from ..core.errors import Interrupted, StreamcdError, in_command
 from ..core.options import Section
-from ..runs.interrupts import handled
+from ..runs.interrupts import handled, ignore
 from . import console
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -162,8 +162,7 @@ def _as_command() -> Iterator[None]:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Unwind the stack at SIGTERM as at Ctrl-C, so that temporary files are removed; later signals are ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore(signal.SIGINT, signal.SIGTERM)
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise Interrupted("terminated", signum)
