@@ -254,6 +254,20 @@ def test_features_that_are_new_begin_at_0(tmp_path: Path, loss: str) -> None:
     assert same_optimum(warm, streamcd.train(data, tmp_path / "cold", **asked))
 
 
+def test_features_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    """The dataset that had the last features goes: their weights have no place, and the bias's is not theirs."""
+    x, y = random_rows(500, 12)
+    streamcd.convert((x[:450, :9], y[:450]), tmp_path / "part-0", **SMALL)
+    convert((x, y), tmp_path / "part-1", 450)
+    asked: dict[str, Any] = {"loss": "log_loss", "method": "dual", "bias": 1.0, **STRICT}
+    data = streamcd.merge([tmp_path / "part-0", tmp_path / "part-1"], tmp_path / "all")
+    streamcd.train(data, tmp_path / "old", **asked)
+    less = streamcd.open(tmp_path / "part-0")
+    assert less.n_features < data.n_features
+    warm = streamcd.train(less, tmp_path / "warm", start_from=tmp_path / "old", **asked)
+    assert same_optimum(warm, streamcd.train(less, tmp_path / "cold", **asked))
+
+
 def test_other_classes_and_no_known_shard_are_refused(tmp_path: Path) -> None:
     x, y = random_rows(300, 12)
     convert((x, y), tmp_path / "old data", 0, 100)

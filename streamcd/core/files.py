@@ -193,6 +193,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 """A positive integer, in a declared structure."""
 
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+"""A time above 0, in a declared structure."""
+
 FileName = Annotated[
     str,
     msgspec.Meta(

@@ -5,39 +5,43 @@ from __future__ import annotations
 import math
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError, first_of
-from ..core.files import Positive
-from ..core.storage import is_url
+from ..core.files import Positive, Seconds, replacing
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
 from ..solvers.registry import solver_memory
 from ..stream.memory_plan import SolverMemory
+from ..stream.slot_store import Identity, SlotStore, chunk_slots
 from ..training import checkpoint
 from ..training.loop import LoopConfig
-from .options import MAX_FOLDS, ProblemOptions, check_positive
+from .options import MAX_FOLDS, ProblemOptions
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
+
+
+DATA = "data"
+"""Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""
+
+PathText = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]
 
 
 @dataclass(frozen=True)
 class SharedRounds:
     """Configuration of a training in rounds on workers, the ``rounds`` of ``config.json``."""
 
-    worker_timeout: float  # seconds without a response of a worker, after which its shards go to others
+    worker_timeout: Seconds  # without a response of a worker, after which its shards go to others
     # bytes that workers of this machine share with this process, and that each of a cluster has, where they are not `memory`
     shared_memory: Positive | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(worker_timeout=self.worker_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,30 +51,20 @@ class RunConfig(LoopConfig):
     A search has the criterion `scoring`, and two runs in folders: one with the same folds, and one without any.
     """
 
-    dataset: str  # its path
+    dataset: PathText
     fingerprint: str
     options: ProblemOptions
     n_groups: Positive
     versions: dict[str, str]
-    folds: int = 0  # of a cross-validation
+    folds: Annotated[int, msgspec.Meta(ge=0, le=MAX_FOLDS)] = 0  # of a cross-validation
     scoring: str | None = None
     rounds: SharedRounds | None = None
     columns: str | None = None  # fingerprint of the column layout, if it is read
-    start_from: str | None = None
-    cache: str | None = None  # directory, of data at a URL; no bit depends on it
+    start_from: PathText | None = None
+    cache: PathText | None = None  # directory, of data at a URL; no bit depends on it
     threads: int | None = None  # one for each processor
     bias_because: str = ""  # why the bias is as it is
     centred: str = ""  # what is, see `ResolvedRun`
-
-    def __post_init__(self) -> None:
-        check_positive(checkpoint_every=self.checkpoint_every)
-        paths = self.dataset, self.start_from, self.cache
-        if self.folds not in (0, *range(2, MAX_FOLDS + 1)):
-            raise UsageError(f"folds: expected 0, or 2 to {MAX_FOLDS}, found {self.folds}")
-        if (self.rule.tol is None) == (self.rule.eps is None):
-            raise UsageError("rule: expected one of tol and eps")
-        if any("\0" in (path or "") for path in paths):
-            raise UsageError(f"dataset, start_from and cache: expected paths, found {paths}")
 
 
 def read_config(path: Path) -> RunConfig:
@@ -87,21 +81,13 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 def versions() -> dict[str, str]:
     """Return versions and processor, on which the last digits depend."""
-    import llvmlite
-    import numba
-    import pyarrow
+    from llvmlite.binding import get_host_cpu_name
 
     from .._version import __version__
 
-    return {
-        "streamcd": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "llvmlite": llvmlite.__version__,
-        "pyarrow": pyarrow.__version__,
-        "processor": llvmlite.binding.get_host_cpu_name(),
-    }
+    own = {"streamcd": __version__, "python": platform.python_version()}
+    others = {name: metadata.version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")}
+    return own | others | {"processor": get_host_cpu_name()}
 
 
 def is_begun(path: Path, config: RunConfig) -> bool:
@@ -120,7 +106,8 @@ def is_begun(path: Path, config: RunConfig) -> bool:
 def refuse_existing(path: Path, config: RunConfig, force: bool) -> None:
     """Point to `resume` if the directory holds the same training; never empty one that holds the run's inputs."""
     for source in (config.dataset, config.start_from):
-        if source and not is_url(source) and Path(source).resolve().is_relative_to(path.resolve()):
+        # what does not exist is a URL
+        if source and os.path.exists(source) and Path(source).resolve().is_relative_to(path.resolve()):
             raise UsageError(  # safety: files_of_others::run_does_not_empty
                 f"{path} holds {source}, which the run reads; name another directory"
             )
@@ -221,24 +208,23 @@ def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> Solv
 
 
 @dataclass(frozen=True)
-class Group:
-    """Lanes that are trained together."""
-
-    directory: str  # inside the run; empty for the run itself
-    lanes: range  # among all lanes of the run
-
-
-@dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration, and what follows from it on its dataset; made once, by `reopen`, and passed down."""
+    """The run of a directory: its configuration, and what follows from it on its dataset; made once, by `reopen`."""
 
+    path: Path
     config: RunConfig
     dataset: Dataset
     problem: Problem  # all lanes
-    groups: list[Group]  # that are trained one after another
-    centre: (
-        Centre | None
-    )  # shifts of features and targets as they are read; the states' weights are for what is left
+    groups: dict[str, range]  # lanes that are trained together, by folder; one group is in the run's own, ""
+    # shifts of features and targets as they are read; the states' weights are for what is left
+    centre: Centre | None
+
+    def open_slots(self, group: str, identity: Identity) -> tuple[SlotStore, Any]:
+        """Open the dual variables of a group's rows, not yet those of a checkpoint; also returns the layout of a row."""
+        lanes = self.problem.subset(self.groups[group])
+        layout: Any = memory_of(self.config.options, lanes, self.dataset).layout
+        folder = self.path / group / "dual"
+        return chunk_slots(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
 
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
@@ -246,18 +232,28 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     try:
         memory = config.memory if config.rounds is None else None  # with workers it is each worker's
         problem = problem_of(config.options, dataset, folds=config.folds, memory=memory)
-        n_lanes = problem.n_lanes
         block = problem.block_lanes if problem.n_folds else 1  # lanes of a fold are scored together
-        if config.n_groups > n_lanes // block:
-            raise UsageError(f"n_groups: expected at most {n_lanes // block}, found {config.n_groups}")
-        size = -(-(n_lanes // block) // config.n_groups) * block
-        groups = [
-            Group(
-                f"group-{number:02d}" if config.n_groups > 1 else "", range(start, min(start + size, n_lanes))
-            )
-            for number, start in enumerate(range(0, n_lanes, size))
-        ]
-        memory_of(config.options, problem.subset(groups[0].lanes), dataset)
+        n_blocks = problem.n_lanes // block
+        if config.n_groups > n_blocks:
+            raise UsageError(f"n_groups: expected at most {n_blocks}, found {config.n_groups}")
+        lanes = range(problem.n_lanes)
+        size = -(-n_blocks // config.n_groups) * block
+        groups = {"": lanes}
+        if config.n_groups > 1:
+            groups = {f"group-{start // size:02d}": lanes[start : start + size] for start in lanes[::size]}
+        memory_of(config.options, problem.subset(lanes[:size]), dataset)
     except UsageError as error:
         raise _damaged(path, error) from None
-    return ResolvedRun(config, dataset, problem, groups, dataset.centre if config.centred else None)
+    return ResolvedRun(path, config, dataset, problem, groups, dataset.centre if config.centred else None)
+
+
+def write_record(directory: checkpoint.Run, run: ResolvedRun) -> None:
+    """Write the configuration of a run, and what tells the shards of its dataset, and where values are centred, by what."""
+    directory.write_config(asdict(run.config))
+    folder = directory.path / DATA
+    if (folder / "manifest.json").exists():
+        return
+    names = [*["features.parquet"] * (run.centre is not None), "chunks.parquet", "manifest.json"]
+    with replacing(*(folder / name for name in names)) as partials:
+        for name, partial in zip(names, partials, strict=True):
+            partial.write_bytes(run.dataset.file(name).read_bytes())

@@ -30,14 +30,14 @@ from ..training.loop import Session
 from .config import ResolvedRun
 
 
-def score_search(path: Path, search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:
+def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[str, Any]:
     """Score every C and λ on each fold by the models trained without it, weighted as in `evaluate`.
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
     """
     settings = sorted({lane.setting for lane in search.problem.lanes})
     listener = session.listener
-    measured = score_folds(path, search, session, criterion)
+    measured = score_folds(search, session, criterion)
     if error := max((measured[key][1] for key in measured if key[-1] == criterion), default=0.0):
         listener.message(
             f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
@@ -143,7 +143,7 @@ class _Fold(NamedTuple):
 
 
 def score_folds(
-    path: Path, folds: ResolvedRun, session: Session, criterion: str
+    folds: ResolvedRun, session: Session, criterion: str
 ) -> dict[Scored, tuple[float | None, float]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
@@ -158,7 +158,7 @@ def score_folds(
     criteria = [criterion]
     if n_classes == 2:
         criteria.append("accuracy" if criterion == "auc" else "auc")
-    groups = [problem.subset(group.lanes) for group in folds.groups]
+    groups = [problem.subset(lanes) for lanes in folds.groups.values()]
     n_vectors = max(lanes.n_lanes for lanes in groups) * problem.lane_vectors
     least = n_models * n_classes * LEAST_BYTES if "auc" in criteria else 0
     needs = {
@@ -180,7 +180,7 @@ def score_folds(
     make_room(memory, sum(needs.values()) + areas_bytes)
     measures: dict[Scored, _Measure] = {}
     for group, lanes in zip(folds.groups, groups, strict=True):
-        by_fold = _by_fold(lanes, path / group.directory / "state.npz", folds.centre)
+        by_fold = _by_fold(lanes, folds.path / group / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
         n_threads, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)))

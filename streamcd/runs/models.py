@@ -141,12 +141,12 @@ def _weight_rows(
     sources = []
     columns = []
     block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
-    for group in run.groups:
-        first = max(lanes.start, group.lanes.start) - group.lanes.start
-        stop = min(lanes.stop, group.lanes.stop) - group.lanes.start
+    for group, trained in run.groups.items():
+        first = max(lanes.start, trained.start) - trained.start
+        stop = min(lanes.stop, trained.stop) - trained.start
         if first < stop:
             columns.append(slice(first * vectors, stop * vectors))
-            sources.append(directory.state_rows(group.directory, "w", block_rows))
+            sources.append(directory.state_rows(group, "w", block_rows))
     blocks = (
         np.hstack([block[:, chosen] for block, chosen in zip(parts, columns, strict=True)])
         for parts in zip(*sources, strict=True)

@@ -512,7 +512,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
             max_seconds=seconds("max_seconds", self.max_seconds),
             worker_timeout=seconds("worker_timeout", self.worker_timeout),
         )
-        check_positive(max_seconds=self.max_seconds)
+        times = ("checkpoint_every", "max_seconds", "worker_timeout")
+        check_positive(**{name: getattr(self, name) for name in times})
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
@@ -579,6 +580,7 @@ class ResumeOptions(SessionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(checkpoint_every=seconds("checkpoint_every", self.checkpoint_every))
+        check_positive(checkpoint_every=self.checkpoint_every)
 
 
 @dataclass(frozen=True, kw_only=True)

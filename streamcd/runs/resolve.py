@@ -475,7 +475,7 @@ def share_memory_anew(run: ResolvedRun, workers: int) -> RunConfig:
     assert config.rounds is not None
     memory = budget = config.rounds.shared_memory or config.memory
     if workers:
-        lanes = run.problem.subset(run.groups[0].lanes)
+        lanes = run.problem.subset(next(iter(run.groups.values())))
         memory = worker_memory(
             budget,
             workers,

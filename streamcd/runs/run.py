@@ -32,13 +32,14 @@ from .config import (
     reopen,
     same_dataset,
     versions,
+    write_record,
 )
 from .describe import SCORES
 from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
 from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
-from .warm_start import WarmStart, previous_run, record_data, start_from
+from .warm_start import WarmStart, previous_run, start_from
 
 if TYPE_CHECKING:
     from ..cluster.dask_engine import Workers
@@ -142,7 +143,7 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
     begun = read_config(path)
     rule = StopRule(
         begun.rule.tol if options.tol is None else options.tol,
-        None if options.tol else begun.rule.eps,
+        begun.rule.eps if options.tol is None else None,
         begun.rule.max_passes if options.max_passes is None else options.max_passes,
     )
     changes: dict[str, Any] = {"rule": rule}
@@ -258,8 +259,7 @@ def _record(directory: checkpoint.Run, training: ResolvedRun, listener: Listener
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
         planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
         warn_of_memory(config.memory, planned, listener)
-    directory.write_config(asdict(config))
-    record_data(directory.path, training.dataset, centred=training.centre is not None)
+    write_record(directory, training)
 
 
 def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
@@ -291,10 +291,10 @@ def run(
         assert isinstance(directory, checkpoint.Run)
         return _search(directory, training, session)
     outcomes = []
-    for group in training.groups:
-        part = directory.part(group.directory) if group.directory else directory
+    for group, lanes in training.groups.items():
+        part = directory.part(group) if group else directory
         # no name keeps the loop, whose state would lie beside that of the next group, and beside the models
-        outcomes.append(_make_loop(part, training, group.lanes, session, previous).run())
+        outcomes.append(_make_loop(part, training, lanes, session, previous).run())
     result = sum_up(
         directory.name,
         outcomes,
@@ -395,7 +395,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
 
     config = search.config
     folds = directory.part("folds")
-    training = replace(search, config=replace(config, scoring=None))
+    training = replace(search, path=folds.path, config=replace(config, scoring=None))
     folds.write_config(asdict(training.config))
     result = run(folds, training, replace(session, stage="folds: "))
     names = "n_lanes", "passes", "gap", "converged", "bytes_read", "seconds"
@@ -409,7 +409,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         if result.more_passes_help:
             advice = ["their scores may change with a larger --max-passes"]
         session.listener.warning("; ".join([open_folds, *advice]))
-    scored = score_search(folds.path, training, scoring, session)
+    scored = score_search(training, scoring, session)
     write_metadata(directory.path / "scores.json", SCORES, scored)
     best = best_of(scored)
     mean = format(best.mean, CRITERIA[scoring].form)
@@ -432,6 +432,6 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         )
     on_all_rows = reopen(part.path, config, search.dataset)
     part.write_config(asdict(config))
-    previous = start_from(folds.path, training, on_all_rows)
+    previous = start_from(training, on_all_rows)
     result = run(part, on_all_rows, session, previous, model_path=directory.model_path)
     return TuneResult(**asdict(result), **scored, folds=summary)

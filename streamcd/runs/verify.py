@@ -11,13 +11,13 @@ from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageErr
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener, Progress
 from ..core.storage import local_path, location
-from ..dataset.dataset import open_dataset
+from ..dataset.arrow_columns import file_checksum
+from ..dataset.dataset import Dataset, open_dataset
 from ..models.stored import is_model, load_model, models_of_path, verify_model
-from ..stream.slot_store import NO_SLOT, Identity, chunk_slots
+from ..stream.slot_store import NO_SLOT, Identity
 from ..training import checkpoint
-from .config import ResolvedRun, memory_of, read_config, reopen, same_dataset
+from .config import DATA, ResolvedRun, read_config, reopen, same_dataset
 from .describe import kind_of_directory, read_scores
-from .warm_start import data_problems
 
 
 def find_problems(path: str, listener: Listener, *, memory: int | str, workers: int) -> tuple[list[str], str]:
@@ -54,14 +54,14 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
 def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
     config = read_config(path)
     identity = checkpoint.read_identity(path)
-    yield from data_problems(path, config.fingerprint)
+    yield from _data_problems(path / DATA, config.fingerprint)
     try:
         run = reopen(path, config, same_dataset(config))
     except StreamcdError as error:
         yield f"{error} (without it, neither dual variables nor states were checked)"
         return
     if config.scoring is None:
-        yield from _directory_problems(path, identity, run, listener, budget)
+        yield from _directory_problems(run, identity, listener, budget)
         return
     try:
         read_scores(path)
@@ -74,29 +74,43 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
                 yield f"{path / part / 'config.json'}: of another run"
                 continue
             inner_run = reopen(path / part, read_config(path / part), run.dataset)
-            yield from _directory_problems(path / part, expected, inner_run, listener, budget)
+            yield from _directory_problems(inner_run, expected, listener, budget)
+
+
+def _data_problems(folder: Path, fingerprint: str) -> Iterator[str]:
+    """Check what a run has of its dataset."""
+    if not folder.exists():
+        return
+    try:
+        manifest = Dataset.open(folder, check_files=False, fingerprint=fingerprint).manifest
+    except DatasetError as error:
+        yield str(error)
+        return
+    features = folder / "features.parquet"
+    if features.exists() and file_checksum(features) != manifest["features"]["checksum"]:
+        yield f"{features}: checksum differs from the manifest's, the file was changed or damaged"
 
 
 def _directory_problems(
-    path: Path, identity: Identity, run: ResolvedRun, listener: Listener, budget: int
+    run: ResolvedRun, identity: Identity, listener: Listener, budget: int
 ) -> Iterator[str]:
     for group in run.groups:
-        folder = path / group.directory
-        of_group = identity.part(group.directory)
+        folder = run.path / group
         state = folder / "state.npz"
+        log = folder / "log.jsonl"
         try:
-            arrays = checkpoint.read_arrays(state, ("log_bytes", "log_crc", "slots"), of_group, whole=True)
+            names = ("log_bytes", "log_crc", "slots")
+            arrays = checkpoint.read_arrays(state, names, identity.part(group), whole=True)
             if arrays is None:
-                checkpoint.refuse_lost_state(state, folder / "log.jsonl")
+                checkpoint.refuse_lost_state(state, log)
                 continue  # not begun
             if arrays["log_bytes"]:
-                checkpoint.check_log(folder / "log.jsonl", int(arrays["log_bytes"]), int(arrays["log_crc"]))
+                checkpoint.check_log(log, int(arrays["log_bytes"]), int(arrays["log_crc"]))
             if not (folder / "dual").is_dir():
                 raise CheckpointError(
                     f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
                 )
-            memory = memory_of(run.config.options, run.problem.subset(group.lanes), run.dataset)
-            slots = chunk_slots(folder / "dual", run.dataset, memory.layout.state_bytes, of_group)
+            slots, _ = run.open_slots(group, identity)
             slots.restore(arrays["slots"])
         except CheckpointError as error:
             yield str(error)

@@ -22,27 +22,18 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError
-from ..core.files import replacing
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.setting import Setting
-from ..core.storage import local_path
-from ..dataset.arrow_columns import file_checksum
 from ..dataset.centring import move_sums
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
 from ..kernels.loss_table import LOSSES, PLANES
-from ..solvers.acceleration import weights_of_alpha
-from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, START, TRAIN, State
 from ..solvers.registry import find_solver, is_proximal
 from ..stream.arenas import class_codes
-from ..stream.slot_store import SlotStore, chunk_slots
+from ..stream.slot_store import SlotStore
 from ..training import checkpoint
-from .config import ResolvedRun, memory_of, read_config, reopen
-from .options import ProblemOptions
-
-DATA = "data"
-"""Folder of a run with the manifest and the chunk table of its dataset, by which a later run knows its shards."""
+from .config import DATA, ResolvedRun, read_config, reopen
 
 _CENTRE_KAPPA = 4.0
 """Times the last kappa of a run, for its w as the first centre where there are rows whose alpha are yet to be found.
@@ -59,15 +50,14 @@ first passes took 4 to 19. Smooth losses gain a pass as often as they lose one."
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Initial values of the lanes of a new run from the old run in a directory."""
+    """Initial values of some lanes of a new run, from an old one."""
 
-    path: Path
     old: ResolvedRun
     new: ResolvedRun
     chunk_of: np.ndarray  # the chunk of the old run's dataset that every new one is, -1 for none
     sources: np.ndarray  # (lanes, k): the old lanes that each starts from, one for each fold
     factors: np.ndarray  # (lanes,): of the sum of their dual variables
-    ratios: np.ndarray | None  # of dual variables, by class
+    ratios: np.ndarray | None  # (classes,): of dual variables, beside these
 
     def subset(self, lanes: range) -> WarmStart:
         """Return the start of some of the lanes."""
@@ -83,7 +73,10 @@ class WarmStart:
         """Initialise a state, over features by their `rank`, and the rows' slots, as far as the solver can use it."""
         lanes = state.lanes
         w = SourceRows(state.w, rank)
-        between_reads = not self._saved("position")[1::2].any()
+        positions = self._saved("position")
+        if not all(position.any() for position in positions):
+            path = self.old.path
+            raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume {path}' first")
         if solver.warm_start in ("w", "w and scores"):
             self._fill_weights(w)
             if solver.warm_start == "w and scores":
@@ -97,24 +90,31 @@ class WarmStart:
         if solver.warm_start == "alpha":
             return
         accelerated = is_proximal(self.old.problem, self.old.config.options.acceleration)
-        self._fill_sums(SourceRows(solver.v(state), rank), accelerated=accelerated)
+        v = SourceRows(solver.v(state), rank)
+        bias = self.new.problem.bias
+        factors = np.repeat(self.factors, self.new.problem.lane_vectors)
+        self._fill(v, self._saved_rows("centre_or_w_alpha" if accelerated else "w"), factors)
+        if bias:
+            v[-1] *= bias / self.old.problem.bias
+            move_sums(v, self.old.centre, self.new.centre, bias)
         if "kappa" in lanes:
             self._fill_weights(w)  # with w(alpha) as the centre it takes more passes than from nothing
             if accelerated:
                 self._adopt_kappa(lanes)
         # of several folds the terms of the dual are a little larger: the estimates do without what they lack
         for name in ("v_error", "dual_sum"):
-            lanes[name] += self._saved(name)[self.sources].sum(axis=1) * self.factors
+            lanes[name] += self._of_lanes(name).sum(axis=1) * self.factors
         # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read;
         # C scales the costs of all rows but those that a plane is fitted to
         whole = self.ratios is None and np.count_nonzero(self.chunk_of >= 0) == self.old.dataset.n_chunks
         whole &= self.new.problem.form != PLANES or bool((self.factors == 1.0).all())
+        between_reads = not any(position[1] for position in positions)
         lanes["phase"][:] = TRAIN if whole and between_reads else START
 
     def _adopt_kappa(self, lanes: dict[str, np.ndarray]) -> None:
         """Take kappa and theta of the old lanes, where neither kappa was fixed."""
-        kappa = self._saved("kappa")[self.sources].mean(axis=1)
-        theta = self._saved("theta")[self.sources].mean(axis=1)
+        kappa = self._of_lanes("kappa").mean(axis=1)
+        theta = self._of_lanes("theta").mean(axis=1)
         adopts = (kappa > 0.0) & (theta > 0.0) & (lanes["theta"] > 0.0)
         lanes["theta"][adopts] = theta[adopts]
         grown = bool(self.new_chunks.size)
@@ -124,55 +124,53 @@ class WarmStart:
 
     # -- the last checkpoint of the old run, whose groups of lanes have one each ----------------------------------------
 
-    def _saved(self, name: str) -> np.ndarray:
-        """Read an array of all groups, one after the other."""
+    def _saved(self, name: str) -> list[np.ndarray]:
+        """Read an array of every group."""
+        path = self.old.path
+        identity = checkpoint.read_identity(path)
         arrays = []
-        identity = checkpoint.read_identity(self.path)
         for group in self.old.groups:
-            state = self.path / group.directory / "state.npz"
-            read = checkpoint.read_arrays(state, (name,), identity.part(group.directory))
-            if read is None or (name == "position" and not read[name].any()):
-                raise CheckpointError(
-                    f"{state.parent}: no checkpoint to start from; 'streamcd resume {state.parent}' first"
-                )
-            arrays.append(read[name])
-        return np.concatenate(arrays)
+            state = checkpoint.read_arrays(path / group / "state.npz", (name,), identity.part(group))
+            arrays.append(np.zeros(0) if state is None else state[name])
+        return arrays
+
+    def _of_lanes(self, name: str) -> np.ndarray:
+        """Return the values of the lanes that each new one starts from, (lanes, k)."""
+        return np.concatenate(self._saved(name))[self.sources]
 
     def _write_alpha(self, solver: Any, slots: SlotStore) -> None:
         """Write the dual variables of the old run's rows, all active; other rows are left to the solver."""
         old = self.old
         dataset = self.new.dataset
-        width = old.problem.lane_vectors
-        identity = checkpoint.read_identity(self.path)
+        identity = checkpoint.read_identity(old.path)
         stores = []
-        for group, current in zip(old.groups, np.split(self._saved("slots"), len(old.groups)), strict=True):
-            layout: Any = memory_of(old.config.options, old.problem.subset(group.lanes), old.dataset).layout
-            folder = self.path / group.directory / "dual"
-            store = chunk_slots(folder, old.dataset, layout.state_bytes, identity.part(group.directory))
+        for group, current in zip(old.groups, self._saved("slots"), strict=True):
+            store, layout = old.open_slots(group, identity)
             store.restore(current)
-            stores.append((store, layout, group.lanes.start * width))
+            stores.append((store, layout, old.groups[group].start * old.problem.lane_vectors))
         vectors = self._vectors()
-        n_parts = solver.layout.alpha_width // len(vectors)
-        n_rows = np.diff(dataset.row_start)
+        factors = np.repeat(self.factors, old.problem.lane_vectors)
+        sizes = np.diff(dataset.row_start)
         for chunk in np.flatnonzero(self.chunk_of >= 0).tolist():
-            alpha = np.zeros((n_rows[chunk], n_parts, len(vectors)))
+            n_rows = int(sizes[chunk])
+            alpha = np.zeros((n_rows, solver.layout.alpha_width // len(vectors), len(vectors)))
             for store, layout, first in stores:
-                saved = np.empty((n_rows[chunk], layout.alpha_width))
-                active = np.empty((n_rows[chunk], layout.n_flags), dtype=np.uint8)
+                saved = np.empty((n_rows, layout.alpha_width))
+                active = np.empty((n_rows, layout.n_flags), dtype=np.uint8)
                 if not store.load(int(self.chunk_of[chunk]), [saved, active]):
                     raise CheckpointError(
-                        f"{self.path}: the run has not visited all rows; 'streamcd resume {self.path}' first"
+                        f"{old.path}: the run has not visited all rows; 'streamcd resume {old.path}' first"
                     )
-                parts = saved.reshape(n_rows[chunk], n_parts, -1)
+                parts = saved.reshape(n_rows, alpha.shape[1], -1)
                 for of_fold in (vectors - first).T:
                     here = (of_fold >= 0) & (of_fold < parts.shape[2])
                     alpha[:, :, here] += parts[:, :, of_fold[here]]
-            alpha *= np.repeat(self.factors, width)
+            alpha *= factors
             if self.ratios is not None:
                 (label,) = dataset.read_rows(chunk, ("label",))
                 alpha *= self.ratios[class_codes(dataset, chunk, label), None, None]
-            active = np.ones((n_rows[chunk], solver.layout.n_flags), dtype=np.uint8)
-            slots.save(chunk, [alpha.reshape(n_rows[chunk], -1), active])
+            active = np.ones((n_rows, solver.layout.n_flags), dtype=np.uint8)
+            slots.save(chunk, [alpha.reshape(n_rows, -1), active])
 
     def _fill_weights(self, w: SourceRows) -> None:
         """Write the mean of the old lanes' w to `w`."""
@@ -187,49 +185,33 @@ class WarmStart:
         if self.new.centre is not None:
             self.new.centre.enter(w, bias)
 
-    def _fill_sums(self, v: SourceRows, *, accelerated: bool) -> None:
-        """Write w(alpha) of the new lanes to `v`; it differs from w in an accelerated run."""
-        rows = self._saved_rows("w")
-        bias = self.new.problem.bias
-        if accelerated:
-            lanes = {name: self._saved(name) for name in ("kappa", "in_pass")}
-            pairs = zip(rows, self._saved_rows("centre_or_w_alpha"), strict=True)
-            rows = (weights_of_alpha(lanes, *pair) for pair in pairs)
-        self._fill(v, rows, np.repeat(self.factors, self.old.problem.lane_vectors))
-        if bias:
-            v[-1] *= bias / self.old.problem.bias
-            move_sums(v, self.old.centre, self.new.centre, bias)
-
     def _saved_rows(self, name: str) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array over features, of the vectors of all groups."""
         block_rows = max(BLOCK_WEIGHTS // max(self.old.problem.n_vectors, self._vectors().size), 1)
-        states = (self.path / group.directory / "state.npz" for group in self.old.groups)
+        states = (self.old.path / group / "state.npz" for group in self.old.groups)
         parts = (checkpoint.read_array_rows(state, name, block_rows) for state in states)
         return map(np.hstack, zip(*parts, strict=True))
 
     def _fill(self, w: SourceRows, blocks: Iterable[np.ndarray], factors: np.ndarray | float) -> None:
         """Write sums of old vectors, times factors, to the same features in `w`, whose last row is the bias's."""
         w.array[:] = 0.0
-        start = 0
+        n_features = min(self.old.dataset.n_features, self.new.dataset.n_features)
         vectors = self._vectors()
-        n_features = self.old.dataset.n_features
+        start = 0
         for rows in blocks:
-            sums = rows[:, vectors].sum(axis=2) * factors
-            n_rows = min(rows.shape[0], n_features - start)
-            w[start : start + n_rows] = sums[:n_rows]
-            if n_rows < rows.shape[0]:
-                w[-1] = sums[-1]
-            start += rows.shape[0]
+            features = np.arange(start, start + len(rows))
+            # of the bias, which comes last; rows before it are of features that are gone
+            features[features >= n_features] = -1
+            w[features] = rows[:, vectors].sum(axis=2) * factors
+            start += len(rows)
 
     def _vectors(self) -> np.ndarray:
         """Return the old weight vectors that each new one starts from, (vectors, k)."""
         return np.stack([self.new.problem.columns(lanes) for lanes in self.sources.T], axis=1)
 
 
-def start_from(
-    path: Path, old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None
-) -> WarmStart:
-    """Make the start of a new run from an earlier run in a directory; by default of the same chunks.
+def start_from(old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None) -> WarmStart:
+    """Make the start of a new run from an earlier one; by default of the same chunks.
 
     A lane starts from those of the same vector, of every fold, with the nearest C and then the nearest λ. Raises
     `UsageError` if the problems differ in more than C, weights of classes and folds. Dual variables fit the same bias alone,
@@ -237,27 +219,30 @@ def start_from(
     """
     before = old.problem
     now = new.problem
-    pairs: dict[str, tuple[object, object]] = {
-        "loss": (before.loss, now.loss),
-        "ridge" if now.loss == "twin" else "l2": (before.scale, now.scale),
-        "slack": (before.slack, now.slack),
-        "parameter of the loss": (before.parameter, now.parameter),
-    }
-    ratios = None
-    if _keeps_alpha(new.config.options):
-        ratios = _class_ratios(before, now)
-        # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
-        if not (before.free_bias and now.free_bias):
-            pairs["bias"] = before.bias or "none", now.bias or "none"
-    different = [f"{name} {was}, found {now}" for name, (was, now) in pairs.items() if was != now]
+    dual = _keeps_alpha(new)
+    names = {"loss": "loss", "slack": "slack", "parameter of the loss": "parameter"}
+    names["ridge" if now.form == PLANES else "l2"] = "scale"
+    # the feature of a free bias may differ: it depends on C, the optimum does not depend on it
+    if dual and not (before.free_bias and now.free_bias):
+        names["bias"] = "bias"
+    pairs = {name: [getattr(one, field) for one in (before, now)] for name, field in names.items()}
+    different = [
+        f"{name} {was or 'none'}, found {given or 'none'}"
+        for name, (was, given) in pairs.items()
+        if was != given
+    ]
     if not np.array_equal(before.code, now.code):
         different.append("code matrix")
-    if ratios is not None and before.form == now.form == PLANES:
-        different.append("class weights")
+    ratios = None
+    if dual and not different:  # balanced weights change with the rows
+        weights, weights_before = (one.class_factors(range(one.block_lanes)) for one in (now, before))
+        ratios = np.divide(weights, weights_before, out=np.zeros(weights.size), where=weights_before > 0.0)
+        if np.allclose(ratios, 1.0, rtol=1e-12):
+            ratios = None
+        elif now.form == PLANES:
+            different.append("class weights")
     if different:
         raise UsageError(f"a warm start needs the run's {', '.join(different)}")
-    if now.n_folds:
-        raise UsageError("a warm start cannot begin the training of folds")
     width = before.block_lanes
     settings = [lane.setting for lane in before.lanes[::width]]
     sources = []
@@ -267,7 +252,6 @@ def start_from(
         sources.append([width * block for block, setting in enumerate(settings) if setting == nearest])
         factors.append(lane.C / nearest.C / max(before.n_folds - 1, 1))  # each row was left out of one fold
     return WarmStart(
-        path,
         old,
         new,
         np.arange(old.dataset.n_chunks) if chunk_of is None else chunk_of,
@@ -277,30 +261,16 @@ def start_from(
     )
 
 
-def _distance(target: Setting, source: Setting) -> tuple[float, float]:
-    """Return how far a setting is from another, by C first and then by λ."""
-    of_l1 = abs(math.log(source.l1 / target.l1)) if source.l1 and target.l1 else float(source.l1 != target.l1)
-    return abs(math.log(source.C / target.C)), of_l1
+_NO_L1 = 1e-300  # in place of 0, which is far from any λ
 
 
-def _class_ratios(old: Problem, new: Problem) -> np.ndarray | None:
-    """Return the ratio of every class's factor on C to what it was, (classes,); None where all are 1.
-
-    Balanced weights change with the rows.
-    """
-    if old.has_targets:
-        return None
-    before, now = (problem.class_factors(range(problem.block_lanes)) for problem in (old, new))
-    ratios = np.divide(now, before, out=np.zeros(before.size), where=before > 0.0)
-    return None if np.allclose(ratios, 1.0, rtol=1e-12) else ratios
+def _distance(one: Setting, other: Setting) -> tuple[float, float]:
+    """Return how far two settings are apart, by C first and then by λ."""
+    return abs(math.log(one.C / other.C)), abs(math.log((one.l1 or _NO_L1) / (other.l1 or _NO_L1)))
 
 
-def _keeps_alpha(options: ProblemOptions) -> bool:
-    return find_solver(options.loss, options.method).keeps_alpha
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The old run
+def _keeps_alpha(run: ResolvedRun) -> bool:
+    return find_solver(run.problem.loss, run.config.options.method).keeps_alpha
 
 
 def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
@@ -309,65 +279,44 @@ def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
     if source is None:
         return None
     dataset = new.dataset
-    run = path = local_path(source, "a run")
+    path = Path(source)
     config = read_config(path)
     if config.scoring is not None:
-        path = run / ("best" if (run / "best" / "state.npz").exists() else "folds")
+        path /= "best" if (path / "best" / "state.npz").exists() else "folds"
         config = read_config(path)
-    dual = _keeps_alpha(new.config.options)
-    method = config.options.method
-    if dual and not _keeps_alpha(config.options):
-        raise UsageError(f"{source}: trained by {method}, which has no dual variables to start from")
-    if method == "sor" and new.config.options.method == "dual":
-        raise UsageError(f"{source}: trained by sor, from which dual cannot start")
     if config.fingerprint == dataset.fingerprint:
-        return start_from(path, reopen(path, config, dataset), new)
-    before, chunk_of = _known_shards(run, dataset, centred=bool(config.centred))
+        before = dataset
+        chunk_of = np.arange(dataset.n_chunks)
+    else:
+        before, chunk_of = _known_shards(Path(source), dataset)
     old = reopen(path, config, before)
+    dual = _keeps_alpha(new)
+    if dual and not _keeps_alpha(old):
+        raise UsageError(
+            f"{source}: trained by {config.options.method}, which has no dual variables to start from"
+        )
+    if config.options.method == "sor" and new.config.options.method == "dual":
+        raise UsageError(f"{source}: trained by sor, from which dual cannot start")
     if not np.array_equal(old.problem.classes, new.problem.classes):
         raise UsageError(f"start_from: expected the classes of {source}, found others")
     n_known = int(np.diff(dataset.row_start)[chunk_of >= 0].sum())
     if dual and not n_known:
         raise UsageError(f"start_from: expected a shard that {source} was trained on, found none")
-    taken = "dual variables" if dual else "weights"
-    notes.append(f"starts from the {taken} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows")
-    return start_from(path, old, new, chunk_of)
+    if before is not dataset:
+        taken = "dual variables" if dual else "weights"
+        notes.append(
+            f"starts from the {taken} of {source}, which knew {n_known:,} of {dataset.n_rows:,} rows"
+        )
+    return start_from(old, new, chunk_of)
 
 
-def record_data(path: Path, dataset: Dataset, *, centred: bool) -> None:
-    """Keep in a run's directory what tells the shards of its dataset, and where values are `centred`, by what."""
-    folder = path / DATA
-    if (folder / "manifest.json").exists():
-        return
-    names = [*["features.parquet"] * centred, "chunks.parquet", "manifest.json"]
-    with replacing(*(folder / name for name in names)) as partials:
-        for name, partial in zip(names, partials, strict=True):
-            partial.write_bytes(dataset.file(name).read_bytes())
-
-
-def data_problems(path: Path, fingerprint: str) -> Iterator[str]:
-    """Check what a run keeps of its dataset."""
-    folder = path / DATA
-    if not folder.exists():
-        return
-    try:
-        manifest = Dataset.open(folder, check_files=False, fingerprint=fingerprint).manifest
-    except DatasetError as error:
-        yield str(error)
-        return
-    features = folder / "features.parquet"
-    if features.exists() and file_checksum(features) != manifest["features"]["checksum"]:
-        yield f"{features}: checksum differs from the manifest's, the file was changed or damaged"
-
-
-def _known_shards(run: Path, dataset: Dataset, *, centred: bool) -> tuple[Dataset, np.ndarray]:
+def _known_shards(run: Path, dataset: Dataset) -> tuple[Dataset, np.ndarray]:
     """Return a run's dataset, of which no rows can be read, and of every chunk of `dataset` the one that it is, -1 for none.
 
     Shards are known by their content.
     """
     try:
         old = Dataset.open(run / DATA, check_files=False)
-        assert not centred or old.centre is not None
     except DatasetError as error:
         raise UsageError(
             f"start_from: {run} does not tell the shards that it was trained on: {error}"

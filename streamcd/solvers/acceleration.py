@@ -15,7 +15,6 @@ computed from the nonzero dual variables and adapted to the cosine of successive
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -285,10 +284,3 @@ def _mean_cost(problem: Problem, dataset: Dataset) -> np.ndarray:
         counts = np.where(cost > 0, n_rows[:, None], 0)
         mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
     return mean_cost
-
-
-def weights_of_alpha(lanes: Mapping[str, np.ndarray], w: np.ndarray, beside: np.ndarray) -> np.ndarray:
-    """Compute w(alpha) of every lane from rows of w and of ``centre_or_w_alpha``."""
-    width = w.shape[1] // lanes["kappa"].size
-    in_pass, kappa = (np.repeat(lanes[name], width) for name in ("in_pass", "kappa"))
-    return np.where(in_pass, w + kappa * (w - beside), beside)

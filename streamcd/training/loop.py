@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import Interrupted, StreamcdError
-from ..core.files import Positive
+from ..core.files import Positive, Seconds
 from ..core.memory_budget import RUNNING_BYTES, make_room, return_heap
 from ..core.options import Listener, Progress, TrainingStatus
 from ..core.parallel import Threads
@@ -91,7 +91,7 @@ class LoopConfig:
     memory: Positive  # of this process, or of a worker; bytes
     plan: Plan  # not used on workers, which make their own
     rule: StopRule
-    checkpoint_every: float  # seconds
+    checkpoint_every: Seconds
     seed: int  # of the order of visits
 
 

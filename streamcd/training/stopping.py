@@ -38,11 +38,10 @@ class StopRule:
     max_passes: int  # training passes of a lane
 
     def __post_init__(self) -> None:
-        for name, number, least in (
-            ("tol", self.tol, 0),
-            ("eps", self.eps, 0),
-            ("max_passes", self.max_passes, 1),
-        ):
+        if (self.tol is None) == (self.eps is None):
+            raise UsageError("rule: expected one of tol and eps")
+        for name, least in {"tol": 0, "eps": 0, "max_passes": 1}.items():
+            number = getattr(self, name)
             if number is not None and not least <= number < np.inf:
                 raise UsageError(f"{name}: expected a number >= {least}, found {number}")
 
