@@ -266,23 +266,11 @@ class Model:
         DataError
             Where the frame lacks one of the table's columns.
         """
-        import scipy.sparse as sp
-
         from .table_encoder import encode_frame
 
         if self.encoding is None:
             raise ModelError("encode: expected a model trained on a table, found one of numbered features")
-        end = self.n_features + self.index_base
-        if self.indices is not None:
-            end = int(self.indices.max(initial=0)) + 1
-        parts = [sp.csr_array((0, self.n_features))]
-        for indptr, index, value in encode_frame(frame, self.encoding, end, self.index_base):
-            feature = self.source_indices.features(index)
-            known = feature >= 0
-            indptr = np.concatenate([[0], np.cumsum(known)])[indptr]
-            entries = value[known], feature[known], indptr
-            parts.append(sp.csr_array(entries, shape=(indptr.size - 1, self.n_features)))
-        return sp.vstack(parts, format="csr")
+        return encode_frame(frame, self.encoding, self.source_indices, self.n_features)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -374,7 +362,7 @@ class Model:
         index = self.source_indices.of(features)
         if self.encoding is None:
             return [f"feature {number}" for number in index.tolist()]
-        return list(self.encoding.feature_names(index - self.index_base))
+        return self.encoding.feature_names(index - self.index_base)
 
     def to_sklearn(self) -> Any:
         """Make a fitted linear estimator of scikit-learn's that predicts the same, on what `encode` gives.
@@ -444,6 +432,6 @@ class Model:
         arrays = {name: array for name, array in arrays.items() if array is not None}
         record = self.record.but(
             scaling=ModelScaling(**self.scaling.to_json()) if self.scaling.changes_values else None,
-            encoding=self.encoding and self.encoding.record(),
+            encoding=self.encoding and self.encoding.but(categories=None),
         )
         write_model(local_path(path, "a model"), record, arrays, self.encoding)

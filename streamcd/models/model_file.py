@@ -16,7 +16,7 @@ from ..core.setting import default_code
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.schema import ScalingRecord, check_class_names
 from ..kernels.loss_table import LOSSES
-from .encoding import CATEGORIES_FILE, Encoding, EncodingRecord
+from .encoding import CATEGORIES_FILE, Encoding
 
 
 class ModelScaling(ScalingRecord):
@@ -54,7 +54,7 @@ class ModelFile(Structure, kw_only=True):
     versions: dict[str, str] = {}  # noqa: RUF012
     certificate: dict[str, Any] = {}  # noqa: RUF012
     scaling: ModelScaling | None = None
-    encoding: EncodingRecord | None = None
+    encoding: Encoding | None = None
     is_sparse: bool = False
     weights_checksum: str = ""
     categories_checksum: str = ""

@@ -205,7 +205,9 @@ def _read(directory: Path, record: ModelFile, with_deviations: bool) -> Model:
         indices = read_array(directory / "indices.npy", record.indices_checksum, n_features)
     if record.categories_checksum:
         check_file(directory / CATEGORIES_FILE, record.categories_checksum)
-    encoding = read_encoding(directory / CATEGORIES_FILE, record.encoding)
+    encoding = record.encoding
+    if encoding is not None:
+        encoding = read_encoding(directory / CATEGORIES_FILE, encoding)
     deviations = None
     if with_deviations and record.deviations_checksum:
         path = directory / "deviations.npy"

@@ -170,7 +170,7 @@ class Scorer:
         ends = model.indices is None
         encoding = model.encoding
         if encoding is not None:
-            encoding = replace(encoding, id="" if self._compared else encoding.id, fold="")
+            encoding = encoding.but(id="" if self._compared else encoding.id, fold="")
         block_bytes = min((1 << 16) + n_bytes // 3 // _TEXT_BLOCKS_HELD, _TEXT_BLOCK)
         reading = Reading(
             np.float64,
