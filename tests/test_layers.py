@@ -46,7 +46,7 @@ DOORS = {
     "numba": "kernels/",
     "llvmlite": "kernels/compile kernels/primitives",
     "pyarrow": "dataset/ conversion/ prediction/outputs",
-    "scipy": "dataset/ models/model models/model_file",
+    "scipy": "dataset/ models/model models/stored models/table_encoder",
     "msgspec": "core/files runs/config",
     "isal": "conversion/byte_sources dataset/ stream/slot_store",
     "dask": "cluster/dask_engine",

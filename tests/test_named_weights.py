@@ -17,7 +17,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd import load_model
-from streamcd.models.named_weights import describe_weights, largest_weights, weight_blocks
+from streamcd.models.named_weights import largest_weights, weight_blocks
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_constant_feature_has_no_deviation_and_comes_last(tmp_path) -> None:
     assert model.deviations[1] == 0.0
     assert model.deviations[0] == pytest.approx(x[:, 0].std(), rel=1e-9)
     assert model.deviations[2] == pytest.approx(0.5, rel=0.5)
-    (of,) = describe_weights(model)["classes"]
+    (of,) = streamcd.weights(model)["classes"]
     assert [of["weights"][-1][name] for name in ("feature", "standardized_weight")] == [1, 0.0]
 
 

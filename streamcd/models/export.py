@@ -18,7 +18,7 @@ from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
 from .model import Model
-from .named_weights import describe_support, weight_blocks
+from .named_weights import weight_blocks
 from .stored import load_model
 
 JSON_FORMAT = "streamcd-linear-model"
@@ -120,7 +120,7 @@ def _described(model: Model) -> dict[str, Any]:
         "format": JSON_FORMAT,
         "version": 1,
         **{name: getattr(model, name) for name in fields},
-        **describe_support(model, model.matrix),
+        **model.support(),
         "classes": None if model.has_targets else model.label_numbers(),
         "code": model.code.tolist(),
         "tie_order": model.tie_order.tolist(),

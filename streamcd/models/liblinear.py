@@ -17,8 +17,7 @@ from ..core.files import begins_with, check_output, refuse_other_ending, replaci
 from ..core.memory_budget import BLOCK_WEIGHTS, format_size
 from ..core.options import Listener
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
-from .model import Model
-from .model_file import ModelFile, stored_code
+from .model import Model, ModelFile, stored_code
 from .named_weights import weight_blocks
 
 _NAMES = {

@@ -8,27 +8,142 @@ predicts the class of the nearest plane: the smallest ``|h_r(x)| / ‖w_r‖``, 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..core.errors import ModelError
+from ..core.files import Count, Kind, Structure, metadata_text, replacing
 from ..core.parallel import Threads
 from ..core.setting import default_code
 from ..core.storage import local_path
-from ..dataset.schema import class_labels
+from ..dataset.arrow_columns import file_checksum
+from ..dataset.schema import ScalingRecord, check_class_names, class_labels
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, Loss, row_loss
-from .encoding import Encoding
+from .encoding import CATEGORIES_FILE, Encoding
 from .matrix_encoder import matrix_rows, number_matrix
-from .model_file import SPARSE_FILE, ModelFile, ModelScaling, number_text, sparse_weights, write_model
 from .scoring import ClassDecoder, score
 
 UNKNOWN_CLASS = "(unknown)"
 """Name of a class that the model does not know."""
+
+
+class ModelFile(Structure, kw_only=True):
+    """Content of ``model.json``: all of a model but its large arrays; see `Model`.
+
+    `scaling`, `encoding`, and the checksums of the files beside it are set when these are written.
+    """
+
+    loss: str
+    C: float | None
+    n_features: Count
+    intercept: list[float]
+    classes: list[float]
+    code: list[list[int]] | None = None  # None: that of `default_code`
+    tie_order: list[Count] | None = None  # None: ascending
+    method: str = "dual"
+    bias: float = -1.0
+    free_bias: bool = False
+    l1: float = 0.0
+    l2: float = 1.0
+    index_base: Literal[0, 1] = 1
+    label_kind: str = "integer"
+    class_names: list[str] | None = None
+    class_weight: dict[float, float] = {}  # noqa: RUF012
+    ridge: float = 1.0
+    slack: str = "hinge"
+    parameter: float | None = None
+    fingerprint: str = ""
+    versions: dict[str, str] = {}  # noqa: RUF012
+    certificate: dict[str, Any] = {}  # noqa: RUF012
+    scaling: ScalingRecord | None = None
+    encoding: Encoding | None = None
+    checksums: dict[str, str] = {}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ValueError("an unknown loss")
+        if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
+            raise ValueError("a number that is not finite")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("a class that is there twice")
+        if any(len(row) != len(self.intercept) for row in self.code or ()):
+            raise ValueError("a code of other vectors than the intercept's")
+        figures = map(self.certificate.get, ("primal_objective", "dual_objective", "gap"))
+        if not all(figure is None or isinstance(figure, int | float) for figure in figures):
+            raise ValueError("a certificate whose figures are no numbers")
+        if self.class_names is not None:
+            check_class_names(self.class_names, self.classes)
+
+    @property
+    def labels(self) -> list[Any]:
+        """All labels, ascending, in the source's type: integers, decimal numbers or names."""
+        return class_labels(self.classes, self.label_kind, self.class_names)
+
+    @property
+    def vector_labels(self) -> list[Any]:
+        """Names of the vectors of weights: the labels that they are for, else numbers."""
+        n_vectors = len(self.intercept)
+        if n_vectors == len(self.classes):
+            return self.labels
+        return self.labels[-1:] * n_vectors if len(self.classes) == 2 else list(range(n_vectors))
+
+
+SPARSE_FILE = "weights.npz"
+"""File of weights few of which are not 0: SciPy's of a matrix in CSC."""
+
+MODEL_FILES = {
+    "weights.npy",
+    SPARSE_FILE,
+    "scaling.npy",
+    "indices.npy",
+    "deviations.npy",
+    CATEGORIES_FILE,
+}
+"""Files of a model beside ``model.json``, of which any may be absent but for one of the first two."""
+
+MODEL = Kind(
+    "streamcd-model",
+    5,
+    ModelFile,
+    ModelError,
+    "restore it from a copy, or train again",
+)
+
+
+def stored_code(loss: str, code: np.ndarray) -> list[list[int]] | None:
+    """Return a code for a model's file, None for that of `default_code`: with many classes it would fill the file."""
+    if len(code) > 2:
+        default = default_code(LOSSES[loss].form, len(code))
+        # row by row: with many classes these may be views whose full arrays would not fit in memory
+        if code.shape == default.shape and all(map(np.array_equal, code, default)):
+            return None
+    return code.astype(np.int8, copy=False).tolist()
+
+
+def sparse_weights(blocks: Callable[[], Iterable[np.ndarray]], shape: tuple[int, int]) -> Any:
+    """Make SciPy's CSR of weights from blocks of their rows, read twice; None where it takes more than a quarter.
+
+    In memory, where 12 bytes are taken for each that is not 0, that is three quarters at most.
+    """
+    n_bytes = 8 * shape[0] * shape[1]
+    n_nonzero = 0
+    if n_bytes < 1 << 16:
+        return None
+    for block in blocks():
+        n_nonzero += int(np.count_nonzero(block))
+        if 12 * n_nonzero > n_bytes // 4:
+            return None
+    import scipy.sparse as sp  # where there are such weights: a training has no memory for it before its end
+
+    parts = [sp.csr_array((0, shape[1]))]
+    parts += map(sp.csr_array, blocks())
+    return sp.vstack(parts, format="csr")
 
 
 class Model:
@@ -113,6 +228,7 @@ class Model:
         self.scaling = scaling or Scaling()
         self.encoding = encoding
         self.indices = indices
+        self.source_indices = SourceIndices(record.index_base, indices)
         self.deviations = deviations
         self.is_sparse = hasattr(weights, "tocsr")
         self.matrix: Any  # the weights, or SciPy's CSR of them
@@ -124,18 +240,22 @@ class Model:
         else:
             self.matrix = np.ascontiguousarray(weights, dtype=np.float64)
         self.intercept = np.array(record.intercept)
+        self.n_vectors = self.intercept.size
         self.classes = np.array(record.classes)
-        n_vectors = self.intercept.size
+        self.n_classes = self.classes.size
+        self.has_targets = LOSSES[record.loss].has_targets
         if record.code is None:
             self.code = default_code(LOSSES[record.loss].form, self.n_classes)
         else:
-            self.code = np.array(record.code, dtype=np.int8).reshape(-1, n_vectors)
+            self.code = np.array(record.code, dtype=np.int8).reshape(-1, self.n_vectors)
         order = range(self.n_classes) if record.tie_order is None else record.tie_order
         self.tie_order = np.array(order, dtype=np.int64)
+        self.decoder = ClassDecoder(record.loss, self.code, self.matrix, self.tie_order)
+        by_feature = {"indices": indices, "scales": self.scaling.scales, "deviations": deviations}
         fits = {
-            "weights": self.matrix.shape == (record.n_features, n_vectors),
-            "indices": indices is None or indices.shape == (record.n_features,),
-            "code": self.code.shape == (self.n_classes, n_vectors),
+            "weights": self.matrix.shape == (record.n_features, self.n_vectors),
+            **{name: of is None or of.shape == (record.n_features,) for name, of in by_feature.items()},
+            "code": self.code.shape == (self.n_classes, self.n_vectors),
             "tie_order": np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes)),
             "classes": bool((np.diff(self.classes) > 0).all()),
         }
@@ -172,11 +292,6 @@ class Model:
         scales = self.scaling.scales
         return self.weights if scales is None else self.weights / scales[:, np.newaxis]
 
-    @cached_property
-    def source_indices(self) -> SourceIndices:
-        """The indices of the features in the source."""
-        return SourceIndices(self.index_base, self.indices)
-
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
@@ -186,21 +301,6 @@ class Model:
         return int(matrix.nbytes)
 
     @property
-    def n_vectors(self) -> int:
-        """Number of weight vectors."""
-        return self.intercept.size
-
-    @property
-    def n_classes(self) -> int:
-        """Number of labels."""
-        return int(self.classes.size)
-
-    @property
-    def has_targets(self) -> bool:
-        """Check if the model predicts numbers, rather than classes."""
-        return LOSSES[self.loss].has_targets
-
-    @property
     def row_loss(self) -> Loss:
         """The loss as kernels take it."""
         return row_loss(self.loss, self.slack, self.parameter)
@@ -208,7 +308,7 @@ class Model:
     @property
     def is_binary(self) -> bool:
         """Check if the model is a single vector for two classes."""
-        return self.n_classes == 2 and self.n_vectors == 1
+        return self.decoder.is_binary
 
     @property
     def bias_weight(self) -> np.ndarray:
@@ -314,11 +414,6 @@ class Model:
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
 
-    @cached_property
-    def decoder(self) -> ClassDecoder:
-        """Choice of a class by decisions."""
-        return ClassDecoder(self.loss, self.code, self.matrix, self.tie_order)
-
     @property
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic, with a vector per class or one for two classes."""
@@ -343,7 +438,7 @@ class Model:
         """Format a label as in the source: a name or a number, integers without a decimal point."""
         if self.class_names is not None:
             return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
-        return number_text(label, self.label_kind)
+        return str(int(label)) if self.label_kind == "integer" else repr(float(label))
 
     def label_texts(self) -> list[str]:
         """Format all labels, ascending, as in the source."""
@@ -351,7 +446,7 @@ class Model:
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
-        return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
+        return self.record.labels
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature."""
@@ -363,6 +458,21 @@ class Model:
         if self.encoding is None:
             return [f"feature {number}" for number in index.tolist()]
         return self.encoding.feature_names(index - self.index_base)
+
+    def support(self) -> dict[str, Any]:
+        """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
+        if not self.l1:
+            return {}
+        counts = np.bincount(self.matrix.nonzero()[1], minlength=self.n_vectors).tolist()
+        return {
+            "l1": self.l1,
+            "l2": self.l2,
+            "n_nonzero": sum(counts),
+            "support": [
+                {"vector": vector, "n_nonzero": count, "share": count / max(self.n_features, 1)}
+                for vector, count in zip(self.record.vector_labels, counts, strict=True)
+            ],
+        }
 
     def to_sklearn(self) -> Any:
         """Make a fitted linear estimator of scikit-learn's that predicts the same, on what `encode` gives.
@@ -412,26 +522,46 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        arrays: dict[str, Any] = {}
-        matrix = None
-        if rows is None:
-            matrix = (
-                self.matrix if self.is_sparse else sparse_weights(lambda: [self.matrix], self.matrix.shape)
-            )
+        matrix = self.matrix
+        if rows is None and not self.is_sparse:
+            sparse = sparse_weights(lambda: [matrix], matrix.shape)
+            matrix = matrix if sparse is None else sparse
+        is_sparse = hasattr(matrix, "tocsr")
         deviations = self.deviations
-        if matrix is not None:
-            arrays[SPARSE_FILE] = matrix
-            deviations = deviations if deviations is None else deviations[np.diff(matrix.indptr) > 0]
-        else:
-            arrays["weights.npy"] = self.matrix if rows is None else (self.matrix.shape, rows)
-        arrays |= {
+        if is_sparse and deviations is not None:
+            deviations = deviations[np.diff(matrix.indptr) > 0]
+        encoding = self.encoding
+        contents = {
+            SPARSE_FILE if is_sparse else "weights.npy": matrix,
             "scaling.npy": self.scaling.scales,
             "indices.npy": self.indices,
             "deviations.npy": deviations,
+            CATEGORIES_FILE: encoding if encoding is not None and encoding.has_categories else None,
         }
-        arrays = {name: array for name, array in arrays.items() if array is not None}
-        record = self.record.but(
-            scaling=ModelScaling(**self.scaling.to_json()) if self.scaling.changes_values else None,
-            encoding=self.encoding and self.encoding.but(categories=None),
-        )
-        write_model(local_path(path, "a model"), record, arrays, self.encoding)
+        contents = {name: content for name, content in contents.items() if content is not None}
+        directory = local_path(path, "a model")
+        with replacing(*(directory / name for name in [*contents, "model.json"])) as (*files, description):
+            for (name, content), file_path in zip(contents.items(), files, strict=True):
+                if name == CATEGORIES_FILE:
+                    content.save(file_path)
+                    continue
+                with open(file_path, "wb") as file:
+                    if name == SPARSE_FILE:
+                        import scipy.sparse as sp
+
+                        sp.save_npz(file, content.tocsc(), compressed=False)
+                        continue
+                    dtype = "<i8" if name == "indices.npy" else "<f8"
+                    header = {"descr": dtype, "fortran_order": False, "shape": content.shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for block in rows if rows is not None and name == "weights.npy" else [content]:
+                        np.ascontiguousarray(block, dtype=dtype).tofile(file)
+            record = self.record.but(
+                scaling=ScalingRecord(**self.scaling.to_json()) if self.scaling.changes_values else None,
+                encoding=encoding and encoding.but(categories=None),
+                checksums=dict(zip(contents, map(file_checksum, files), strict=True)),
+            )
+            description.write_bytes(metadata_text(MODEL, record.record(), allow_nan=False))
+        # files of the model that was here before
+        for name in MODEL_FILES.difference(contents):
+            (directory / name).unlink(missing_ok=True)

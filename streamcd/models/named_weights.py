@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from ..core.errors import UsageError, first_of
 from ..core.memory_budget import BLOCK_WEIGHTS
-from ..dataset.schema import class_labels
+from ..core.options import with_known_keywords
 from ..kernels.loss_table import LOSSES, PLANES
+from .model import Model
+from .stored import load_model
 
 
 def weight_blocks(
@@ -83,8 +86,16 @@ def largest_weights(
     return LargestWeights(column, row, weight, n_nonzero)
 
 
-def describe_weights(model: Any, top: int = 20, label: str | float | None = None) -> dict[str, Any]:
-    """List the largest weights for every class, in the source's units.
+@with_known_keywords
+def weights(
+    model: Model | str | os.PathLike[str],
+    top: int = 20,
+    label: str | float | None = None,
+    *,
+    C: float | None = None,
+    l1: float | None = None,
+) -> dict[str, Any]:
+    """List the largest weights of a model by class, in the source's units, as ``streamcd weights --json`` prints them.
 
     The largest are those of the largest product with the standard deviation of the feature's values in the training rows:
     how far decisions vary by the feature, whatever its unit. Models without deviations, of LIBLINEAR's text or fitted to
@@ -92,11 +103,13 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
 
     Parameters
     ----------
-    model : Model
+    model : Model or path
     top : int
         Weights of a class, at most.
     label : str, optional
         The class, of several.
+    C, l1 : float, optional
+        Those of one of several models, as in `load_model`.
 
     Returns
     -------
@@ -110,7 +123,13 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     ------
     UsageError
         If `top` is negative, or the model has no such class.
+
+    Examples
+    --------
+    >>> len(streamcd.weights("run", 3)["classes"][0]["weights"])
+    3
     """
+    model = load_model(model, C, l1=l1)
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
     columns = None  # by which classes' weights are made of vectors
@@ -177,36 +196,5 @@ def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> 
         "weights": [
             of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if key in of}
             for of in larger["weights"]
-        ],
-    }
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What an L1 penalty leaves
-
-
-def vector_labels(model: Any, n_vectors: int) -> list[Any]:
-    """Name the vectors of weights of a model, or of its file: by the labels that they are for, else by number."""
-    labels = class_labels(np.asarray(model.classes).tolist(), model.label_kind, model.class_names)
-    if n_vectors == len(labels):
-        return labels
-    return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
-
-
-def describe_support(model: Any, weights: Any) -> dict[str, Any]:
-    """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
-    if not model.l1:
-        return {}
-    n_features, n_vectors = weights.shape
-    n_nonzero = np.zeros(n_vectors, np.int64)
-    for _, block in weight_blocks(weights):
-        n_nonzero += np.count_nonzero(block, axis=0)
-    return {
-        "l1": model.l1,
-        "l2": model.l2,
-        "n_nonzero": int(n_nonzero.sum()),
-        "support": [
-            {"vector": vector, "n_nonzero": count, "share": count / max(n_features, 1)}
-            for vector, count in zip(vector_labels(model, n_vectors), n_nonzero.tolist(), strict=True)
         ],
     }
