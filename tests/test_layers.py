@@ -45,7 +45,7 @@ BELOW_ALL = {"_version"}
 DOORS = {
     "numba": "kernels/",
     "llvmlite": "kernels/compile kernels/primitives",
-    "pyarrow": "dataset/ conversion/ prediction/outputs",
+    "pyarrow": "dataset/ conversion/ prediction/predict",
     "scipy": "dataset/ models/model models/stored models/table_encoder",
     "msgspec": "core/files runs/config",
     "isal": "conversion/byte_sources dataset/ stream/slot_store",

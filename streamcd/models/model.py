@@ -294,11 +294,15 @@ class Model:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes that predictions take: of the weights, and what makes features of entries and classes of decisions."""
         matrix = self.matrix
-        if self.is_sparse:
-            return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
-        return int(matrix.nbytes)
+        arrays = [matrix.data, matrix.indices, matrix.indptr] if self.is_sparse else [matrix]
+        if self.scaling.scales is not None:
+            arrays.append(self.scaling.scales)
+        # the code matrix in float64, and an intermediate one
+        n_bytes = self.source_indices.nbytes + 2 * self.decoder.code_bytes
+        n_bytes += 0 if self.encoding is None else self.encoding.nbytes
+        return n_bytes + sum(array.nbytes for array in arrays)
 
     @property
     def row_loss(self) -> Loss:
