@@ -134,7 +134,7 @@ def test_a_model_with_a_class_twice_is_refused(case: Case) -> None:
     """`info` and `report` of one ended in tracebacks."""
     if case.kind is MODEL:
         case.write(classes=[0] * 100_000)
-        assert "damaged (a class that is there twice)" in refusal(case)
+        assert "damaged (classes that do not ascend)" in refusal(case)
 
 
 @pytest.mark.parametrize("change", [{"n_empty": None}, {"max": "x"}])

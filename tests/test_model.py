@@ -101,7 +101,7 @@ def _change(path: Path, **fields) -> None:
         (lambda path: _change(path, format_version=99), "found 99"),
         (lambda path: _change(path, n_features=6), "expected 6 rows"),
         (lambda path: _change(path, classes="x"), "damaged"),
-        (lambda path: _change(path, classes=[1.0, 0.0]), "classes do not fit"),
+        (lambda path: _change(path, classes=[1.0, 0.0]), "classes that do not ascend"),
         (lambda path: _change(path, checksums={"weights.npy": "sha256:0"}), "checksum differs"),
         (
             lambda path: _change(path, checksums=None),

@@ -16,6 +16,7 @@ from ..core.errors import ModelError, counted, first_of
 from ..core.files import begins_with, check_output, refuse_other_ending, replacing
 from ..core.memory_budget import BLOCK_WEIGHTS, format_size
 from ..core.options import Listener
+from ..core.setting import default_code
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
 from .model import Model, ModelFile, stored_code
 from .named_weights import weight_blocks
@@ -220,13 +221,10 @@ def _read(file: TextIO) -> Model:
     table = _read_table(file, n_features + (bias >= 0), n_columns)
     classes = np.sort(np.array(labels, dtype=np.float64))
     class_index = np.searchsorted(classes, labels)
-    if not labels:
-        code = np.zeros((0, 1))
-    elif n_classes == 2 and n_columns == 1:
-        code = np.array([[-1], [1]])
+    code = default_code(LOSSES[loss].form, n_classes) if labels else np.zeros((0, 1))
+    if n_classes == 2 and n_columns == 1 and labels:
         table = table if class_index[0] == 1 else -table
-    else:
-        code = np.eye(n_classes) if LOSSES[loss].form == CLASSES else 2 * np.eye(n_classes) - 1
+    elif labels:
         table = table[:, np.argsort(class_index)]
     record = ModelFile(
         loss=loss,

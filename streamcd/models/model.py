@@ -18,7 +18,6 @@ import numpy as np
 
 from ..core.errors import ModelError
 from ..core.files import Count, Kind, Structure, metadata_text, replacing
-from ..core.parallel import Threads
 from ..core.setting import default_code
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
@@ -70,8 +69,10 @@ class ModelFile(Structure, kw_only=True):
             raise ValueError("an unknown loss")
         if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
             raise ValueError("a number that is not finite")
-        if len(set(self.classes)) < len(self.classes):
-            raise ValueError("a class that is there twice")
+        if sorted(set(self.classes)) != self.classes:
+            raise ValueError("classes that do not ascend")
+        if self.tie_order is not None and sorted(self.tie_order) != [*range(len(self.classes))]:
+            raise ValueError("an order of other classes")
         if any(len(row) != len(self.intercept) for row in self.code or ()):
             raise ValueError("a code of other vectors than the intercept's")
         figures = map(self.certificate.get, ("primal_objective", "dual_objective", "gap"))
@@ -256,14 +257,12 @@ class Model:
             "weights": self.matrix.shape == (record.n_features, self.n_vectors),
             **{name: of is None or of.shape == (record.n_features,) for name, of in by_feature.items()},
             "code": self.code.shape == (self.n_classes, self.n_vectors),
-            "tie_order": np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes)),
-            "classes": bool((np.diff(self.classes) > 0).all()),
         }
         if not all(fits.values()):
             wrong = " and ".join(name for name, is_fit in fits.items() if not is_fit)
             raise ModelError(
                 f"a model's {wrong} do not fit together: expected weights (features, vectors), "
-                "an intercept per vector, ascending classes, and a code (classes, vectors)"
+                "an intercept per vector, and a code (classes, vectors)"
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -327,14 +326,12 @@ class Model:
         sizes = np.abs(weights).sum() + np.abs(bias).sum() if self.l1 else 0.0
         return float(0.5 * self.l2 * squares + self.l1 * sizes)
 
-    def decisions(
-        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None
-    ) -> tuple[np.ndarray, int]:
+    def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
         """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of unknown features, ignored.
 
-        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`; `threads` share them.
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
         """
-        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept, threads)
+        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
@@ -446,7 +443,7 @@ class Model:
 
     def label_texts(self) -> list[str]:
         """Format all labels, ascending, as in the source."""
-        return [self.label_text(label) for label in self.classes]
+        return [*map(str, self.label_numbers())]
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""

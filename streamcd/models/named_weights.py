@@ -57,10 +57,7 @@ def largest_weights(
 
     Of equal ones those of the first rows come first.
     """
-    column = np.empty(0, np.int64)
-    row = np.empty(0, np.int64)
-    weight = np.empty(0)
-    size = np.empty(0)
+    largest = np.empty((4, 0))  # column, row, weight, and size of each
     least = np.full(n_columns, -1.0)
     n_nonzero = np.zeros(n_columns, np.int64)
     for start, block in blocks:
@@ -69,21 +66,17 @@ def largest_weights(
         if factors is not None:
             sizes *= factors[start : start + len(block), np.newaxis]
         rows, columns = np.nonzero((block != 0.0) & (sizes > least))
-        column = np.concatenate([column, columns])
-        row = np.concatenate([row, rows + start])
-        weight = np.concatenate([weight, block[rows, columns]])
-        size = np.concatenate([size, sizes[rows, columns]])
-        order = np.lexsort((row, -size, column))
-        first = np.searchsorted(column[order], np.arange(n_columns))
-        kept = order[np.arange(order.size) - first[column[order]] < most]
-        column = column[kept]
-        row = row[kept]
-        weight = weight[kept]
-        size = size[kept]
-        ends = np.cumsum(np.bincount(column, minlength=n_columns))
+        more = np.array([columns, rows + start, block[rows, columns], sizes[rows, columns]])
+        largest = np.hstack([largest, more])
+        largest = largest[:, np.lexsort((largest[1], -largest[3], largest[0]))]
+        column = largest[0].astype(np.int64)
+        first = np.searchsorted(column, np.arange(n_columns))
+        largest = largest[:, np.arange(column.size) - first[column] < most]
+        ends = np.cumsum(np.bincount(largest[0].astype(np.int64), minlength=n_columns))
         full = (np.diff(ends, prepend=0) == most) & (most > 0)
-        least[full] = size[ends[full] - 1]
-    return LargestWeights(column, row, weight, n_nonzero)
+        least[full] = largest[3, ends[full] - 1]
+    column, row = largest[:2].astype(np.int64)
+    return LargestWeights(column, row, largest[2], n_nonzero)
 
 
 @with_known_keywords
@@ -132,16 +125,24 @@ def weights(
     model = load_model(model, C, l1=l1)
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
+    labels: list[Any] = [None] if model.has_targets else model.label_numbers()
+    chosen = [1] if model.is_binary else list(range(len(labels)))
+    if label is not None:
+        chosen = [_class_index(model, label)]
+    matrix = model.matrix
+    intercept = model.intercept
     columns = None  # by which classes' weights are made of vectors
-    labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
-    if model.is_binary:
-        labels = labels[1:]
-    elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.decoder.one_vector_per_class):
-        columns = model.decoder.score_code()
-    intercept = model.intercept if columns is None else model.intercept @ columns
+    if model.is_binary or not (
+        model.has_targets or LOSSES[model.loss].form == PLANES or model.decoder.one_vector_per_class
+    ):
+        columns = model.decoder.score_code()[:, chosen]
+        intercept = intercept @ columns + 0.0
+    elif label is not None:
+        matrix = matrix[:, chosen]
+        intercept = intercept[chosen]
     scales = model.scaling.scales
     deviations = model.deviations
-    largest = largest_weights(weight_blocks(model.matrix, columns=columns), len(labels), top, deviations)
+    largest = largest_weights(weight_blocks(matrix, columns=columns), len(chosen), top, deviations)
     feature = largest.row
     source_weight = largest.weight if scales is None else largest.weight / scales[feature]
     fields = {
@@ -157,12 +158,12 @@ def weights(
     listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     classes = [
         {
-            "label": of,
+            "label": labels[index],
             "intercept": float(intercept[column]),
             "n_nonzero": int(largest.n_nonzero[column]),
             "weights": [listed[k] for k in np.flatnonzero(largest.column == column).tolist()],
         }
-        for column, of in enumerate(labels)
+        for column, index in enumerate(chosen)
     ]
     return {
         "kind": "weights",
@@ -170,31 +171,17 @@ def weights(
         "C": model.C,
         "n_features": model.n_features,
         "ordered_by": order + ", of rows divided by their norms" * (model.scaling.normalize != "none"),
-        "classes": classes if label is None else [_of_class(model, classes, label)],
+        "classes": classes,
     }
 
 
-def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> dict[str, Any]:
-    """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
-    if model.has_targets:
-        raise UsageError(f"class: expected none, of a model of numbers, found {label!r}")
+def _class_index(model: Model, label: str | float) -> int:
+    """Find a class by its label, a number also in another form, such as +1."""
     texts = model.label_texts()
     try:
-        # a number may be written +1
-        index = (
-            texts.index(str(label)) if str(label) in texts else list(map(float, texts)).index(float(label))
-        )
+        if str(label) in texts:
+            return texts.index(str(label))
+        return [float(text) for text in texts].index(float(label))
     except ValueError:
-        raise UsageError(f"class: expected one of {first_of(texts)}, found {label!r}") from None
-    if not model.is_binary or index == 1:
-        return classes[min(index, len(classes) - 1)]
-    (larger,) = classes
-    return {
-        **larger,
-        "label": model.label_numbers()[0],
-        "intercept": 0.0 - larger["intercept"],
-        "weights": [
-            of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if key in of}
-            for of in larger["weights"]
-        ],
-    }
+        expected = "none, of a model of numbers" if model.has_targets else f"one of {first_of(texts)}"
+        raise UsageError(f"class: expected {expected}, found {label!r}") from None

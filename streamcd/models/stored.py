@@ -24,11 +24,6 @@ from .encoding import CATEGORIES_FILE, read_encoding
 from .model import MODEL, MODEL_FILES, SPARSE_FILE, Model, ModelFile
 
 
-def path_directory(model_path: Path, setting: Setting) -> Path:
-    """Return the directory, in a run's ``model``, of the model for one C and λ of a path."""
-    return model_path / setting.name
-
-
 def models_of_path(path: str | os.PathLike[str]) -> dict[Setting, Path]:
     """Find the models of a path over C or λ, ascending; empty for a run or model without a path."""
     models = {}

@@ -70,16 +70,16 @@ class TableEncoder:
     are counted in `unseen`. `bounds` are those of the indices of a sparse column (see `RowChecker`).
     """
 
+    message: Callable[[int], str]  # describes a row of the batch
+
     def __init__(
         self,
         encoding: Encoding,
         value_dtype: Any,
         table: StringTable | None = None,
         *bounds: Any,
-        message: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
         self.encoding = encoding
-        self.message = message
         self._grows = table is not None
         self._starts = encoding.starts[:-1]
         self._indicators = encoding.indicators
@@ -289,11 +289,9 @@ class TableEncoder:
 
 def _joined(rows: CSR, more: CSR) -> CSR:
     """Join the entries of every row of two tables, the second one's after the first one's."""
-    row = [np.repeat(np.arange(part.indptr.size - 1), np.diff(part.indptr)) for part in (rows, more)]
-    order = np.argsort(np.concatenate(row), kind="stable")
-    feature = np.append(rows.feature, more.feature)
-    value = np.append(rows.value, more.value)
-    return CSR(rows.indptr + more.indptr, feature[order], value[order])
+    ends = np.repeat(rows.indptr[1:], np.diff(more.indptr))
+    feature = np.insert(rows.feature, ends, more.feature)
+    return CSR(rows.indptr + more.indptr, feature, np.insert(rows.value, ends, more.value))
 
 
 def encode_frame(frame: Any, encoding: Encoding, indices: SourceIndices, n_features: int) -> Any:
@@ -354,17 +352,13 @@ class StringTable:
         n = self.size
         (slots, hashes, columns, ends, arena) = self._arrays
         room = n + n_more
-        n_bytes = int(ends[n]) + more_bytes
-        if room > hashes.size:
-            size = max(room, 3 * hashes.size // 2)
-            hashes = enlarged(hashes, size)
-            columns = enlarged(columns, size)
-            ends = enlarged(ends, size + 1)
+        hashes = _enlarged(hashes, room)
+        columns = _enlarged(columns, room)
+        arena = _enlarged(arena, int(ends[n]) + more_bytes)
+        ends = _enlarged(ends, room + 1)
         if 2 * room > slots.size:
             slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
             fill_slots(hashes, n, slots)
-        if n_bytes > arena.size:
-            arena = enlarged(arena, max(n_bytes, 3 * arena.size // 2))
         self._arrays = HashTable(slots, hashes, columns, ends, arena)
         # an array exists twice when it is enlarged
         needed = 1.5 * sum(array.nbytes for array in self._arrays)
@@ -384,7 +378,10 @@ class StringTable:
         return self._arrays.columns[: self.size]
 
 
-def enlarged(array: np.ndarray, size: int) -> np.ndarray:
-    larger = np.empty(size, array.dtype)
+def _enlarged(array: np.ndarray, size: int) -> np.ndarray:
+    """Return an array of at least this size, half as large again as it was if it is too small."""
+    if size <= array.size:
+        return array
+    larger = np.empty(max(size, 3 * array.size // 2), array.dtype)
     larger[: array.size] = array
     return larger

@@ -59,9 +59,8 @@ class RocArea:
         self._bounds: np.ndarray | None = None  # scores, ascending; bin 2 i + 1 has those equal to bound i
         self._sums = np.zeros((2, 0))  # weights of the positive and of the negative rows in each bin
 
-    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None) -> None:
-        """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
-        weight = np.ones(score.size) if weight is None else weight
+    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> None:
+        """Take rows: their scores, flags of those of the positive class, and their weights."""
         # descending, and -0 a tie with 0; copied, since the caller reuses its memory
         score = 0.0 - score[weight > 0]
         signed = np.where(positive, weight, -weight)[weight > 0]
