@@ -305,10 +305,10 @@ def unknown_values(
     for of_columns, noun, what in kinds:
         if of_columns:
             most = sorted(of_columns.items(), key=lambda item: -item[1].n_values)
-            texts = [f"{n_values:,} in {name}{_such_as(example)}" for name, (n_values, example) in most]
+            texts = [
+                f"{n_values:,} in {name}"
+                + (f" (such as {shortened(example, _EXAMPLE)!r})" if example else "")
+                for name, (n_values, example) in most
+            ]
             n_values = sum(values.n_values for values in of_columns.values())
             yield f"{counted(n_values, noun)} {what}: {first_of(texts, _LISTED)}"
-
-
-def _such_as(example: str) -> str:
-    return f" (such as {shortened(example, _EXAMPLE)!r})" if example else ""

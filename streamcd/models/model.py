@@ -28,9 +28,6 @@ from .encoding import CATEGORIES_FILE, Encoding
 from .matrix_encoder import matrix_rows, number_matrix
 from .scoring import ClassDecoder, score
 
-UNKNOWN_CLASS = "(unknown)"
-"""Name of a class that the model does not know."""
-
 
 class ModelFile(Structure, kw_only=True):
     """Content of ``model.json``: all of a model but its large arrays; see `Model`.
@@ -299,8 +296,10 @@ class Model:
         if self.scaling.scales is not None:
             arrays.append(self.scaling.scales)
         # the code matrix in float64, and an intermediate one
-        n_bytes = self.source_indices.nbytes + 2 * self.decoder.code_bytes
-        n_bytes += 0 if self.encoding is None else self.encoding.nbytes
+        decoder = self.decoder
+        needs_code = not (decoder.is_twin or decoder.is_binary or decoder.one_vector_per_class)
+        n_bytes = 16 * self.code.size * needs_code
+        n_bytes += self.source_indices.nbytes + (0 if self.encoding is None else self.encoding.nbytes)
         return n_bytes + sum(array.nbytes for array in arrays)
 
     @property
@@ -436,9 +435,9 @@ class Model:
         return self.decoder.log_probabilities(decisions)
 
     def label_text(self, label: float) -> str:
-        """Format a label as in the source: a name or a number, integers without a decimal point."""
+        """Format a label as in the source: a name, (unknown) for another class, or a number, integers without a point."""
         if self.class_names is not None:
-            return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
+            return self.class_names[int(label)] if label < len(self.class_names) else "(unknown)"
         return str(int(label)) if self.label_kind == "integer" else repr(float(label))
 
     def label_texts(self) -> list[str]:
@@ -552,11 +551,10 @@ class Model:
 
                         sp.save_npz(file, content.tocsc(), compressed=False)
                         continue
-                    dtype = "<i8" if name == "indices.npy" else "<f8"
-                    header = {"descr": dtype, "fortran_order": False, "shape": content.shape}
+                    header = {"descr": content.dtype.str, "fortran_order": False, "shape": content.shape}
                     np.lib.format.write_array_header_1_0(file, header)
                     for block in rows if rows is not None and name == "weights.npy" else [content]:
-                        np.ascontiguousarray(block, dtype=dtype).tofile(file)
+                        np.ascontiguousarray(block, content.dtype).tofile(file)
             record = self.record.but(
                 scaling=ScalingRecord(**self.scaling.to_json()) if self.scaling.changes_values else None,
                 encoding=encoding and encoding.but(categories=None),

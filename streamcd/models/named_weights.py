@@ -143,28 +143,29 @@ def weights(
     scales = model.scaling.scales
     deviations = model.deviations
     largest = largest_weights(weight_blocks(matrix, columns=columns), len(chosen), top, deviations)
-    feature = largest.row
-    source_weight = largest.weight if scales is None else largest.weight / scales[feature]
-    fields = {
-        "feature": feature.tolist(),
-        "index": model.source_indices.of(feature).tolist(),
-        "name": model.feature_names(feature),
-        "weight": source_weight.tolist(),
-    }
     order = "|weight|: the model does not know the standard deviations of its features"
     if deviations is not None:
         order = "|weight × standard deviation of the feature|"
-        fields["standardized_weight"] = (largest.weight * deviations[feature] + 0.0).tolist()
-    listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
-    classes = [
-        {
-            "label": labels[index],
-            "intercept": float(intercept[column]),
-            "n_nonzero": int(largest.n_nonzero[column]),
-            "weights": [listed[k] for k in np.flatnonzero(largest.column == column).tolist()],
+    classes = []
+    for column, index in enumerate(chosen):
+        feature = largest.row[largest.column == column]
+        weight = largest.weight[largest.column == column]
+        fields = {
+            "feature": feature.tolist(),
+            "index": model.source_indices.of(feature).tolist(),
+            "name": model.feature_names(feature),
+            "weight": (weight if scales is None else weight / scales[feature]).tolist(),
         }
-        for column, index in enumerate(chosen)
-    ]
+        if deviations is not None:
+            fields["standardized_weight"] = (weight * deviations[feature] + 0.0).tolist()
+        classes.append(
+            {
+                "label": labels[index],
+                "intercept": float(intercept[column]),
+                "n_nonzero": int(largest.n_nonzero[column]),
+                "weights": [dict(zip(fields, of, strict=True)) for of in zip(*fields.values(), strict=True)],
+            }
+        )
     return {
         "kind": "weights",
         "loss": model.loss,

@@ -101,9 +101,8 @@ class ClassDecoder:
         scores = self.scores(decisions)
         with np.errstate(invalid="ignore"):
             larger = scores[:, 1:] - scores[:, :1]
-        return np.where(
-            np.isnan(larger), 0.0, larger
-        )  # of two twin planes with zero weights neither is nearer
+        # of two twin planes with zero weights neither is nearer
+        return np.where(np.isnan(larger), 0.0, larger)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
@@ -132,12 +131,6 @@ class ClassDecoder:
         if isinstance(w, np.ndarray):
             return np.sqrt(np.einsum("ij,ij->j", w, w))
         return np.sqrt(np.bincount(w.indices, w.data**2, w.shape[1]))
-
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of `score_code`; 0 if scores do not need it."""
-        is_needed = not (self.is_twin or self.is_binary or self.one_vector_per_class)
-        return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that maps decisions to scores, shape (vectors, classes)."""

@@ -12,25 +12,20 @@ from ..kernels.loss_table import LOSSES, PLANES
 
 def sklearn_estimator(model: Any) -> Any:
     """Make a fitted estimator that predicts as a model does, for rows in the source's units; see `Model.to_sklearn`."""
-    of_code = not (model.has_targets or model.is_binary or model.decoder.one_vector_per_class)
     expected = "to_sklearn: expected the decisions of a linear estimator, found"
     if LOSSES[model.loss].form == PLANES:
         raise ModelError(f"{expected} twin planes")
     if model.scaling.normalize != "none":
         raise ModelError(f"{expected} those of rows of unit norm (convert --normalize)")
-    if of_code:
+    if not (model.has_targets or model.is_binary or model.decoder.one_vector_per_class):
         raise ModelError(f"{expected} vectors of another code matrix than one-vs-rest")
     weights = np.ascontiguousarray(model.source_weights.T)
     intercept = np.array(model.intercept)
     made = _unfitted(model)
     if model.has_targets:
-        return _fitted(
-            made, weights[0], intercept[0] if made.__class__.__name__ != "LinearSVR" else intercept
-        )
+        return _fitted(made, weights[0], intercept if "epsilon" in model.loss else intercept[0])
     classes = np.array(model.label_numbers())
-    if (
-        classes.size == 2 and not model.is_binary
-    ):  # a vector for each of two classes: their difference decides
+    if classes.size == 2 and not model.is_binary:  # a vector for each: their difference decides
         weights = weights[1:] - weights[:1]
         intercept = intercept[1:] - intercept[:1]
     if model.loss != "log_loss" or classes.size == 2:

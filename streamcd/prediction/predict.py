@@ -193,7 +193,7 @@ def _tables(scorer: Scorer, options: PredictOptions, form: str, memory: int) -> 
     texts = model.label_texts() if several or options.proba else []
     of_decisions = [f"decision_{label}" for label in texts] if several else ["decision"]
     of_probabilities = [f"probability_{label}" for label in texts]
-    labels = pa.array(model.label_numbers())
+    labels = pa.array(model.record.labels)
     n_rows = 0
     for decisions, identities in _in_order(scorer, identity, memory):
         columns: dict[str, Any] = {} if identities is None else {identity: identities}

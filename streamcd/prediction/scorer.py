@@ -327,7 +327,7 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
             f"{dataset.path}: expected rows with {kinds[model.has_targets]} for a model of {model.loss}, found "
             f"{kinds[dataset.has_targets]}; convert {remedy} --target, or --like the model"
         )
-    if dataset.index_base < model.index_base:
+    if dataset.index_base < model.source_indices.base:
         raise ModelError(
             f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
             "convert it with --like MODEL or with the training data's --index-base"
