@@ -88,11 +88,12 @@ def row_batches(
                 zero_index=bool(state[kernels.ZERO_INDEX]),
                 max_index=max(largest, counts.max_index),
                 max_location=location,
-                unseen=dict(encoder.unseen),
-                odd=dict(encoder.odd),
-                unindicated=encoder.unindicated,
-                n_missing=encoder.n_missing + 0,
             )
+            if encoding is not None:
+                counts.unseen = dict(encoder.unseen)
+                counts.odd = dict(encoder.odd)
+                counts.unindicated = encoder.unindicated
+                counts.n_missing = encoder.n_missing + 0
             span = slice(row, row + n_rows)
             weights = None if weight is None else weight[span]
             source_row = np.arange(start, start + n_rows)

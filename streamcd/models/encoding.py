@@ -62,10 +62,6 @@ class Encoding(Structure, dict=True):
     categories: Any = None
     """`Strings` of all columns, in the order of their features; None until they are known, not part of its record."""
 
-    def record(self) -> Any:
-        """Return its stored form, for JSON."""
-        return super(Encoding, self.but(categories=None)).record()
-
     @property
     def kept(self) -> list[str]:
         """Columns that are kept beside the rows."""

@@ -141,6 +141,6 @@ def _described(model: Model) -> dict[str, Any]:
         "probabilities": probabilities,
         "scale": model.scaling.scale,
         "normalize": model.scaling.normalize,
-        "encoding": None if model.encoding is None else model.encoding.record(),
+        "encoding": None if model.encoding is None else model.encoding.but(categories=None).record(),
         **{name: getattr(model, name) for name in ("fingerprint", "versions", "certificate")},
     }

@@ -63,7 +63,6 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
     is_kind = partial(begins_with, pattern=b"solver_type ")
     refuse_other_ending(path, "LIBLINEAR's text")
     check_output(path, "a model of LIBLINEAR's", is_kind, force=force)
-    unit = model.scaling.normalize != "none"
     far = 0 if model.indices is None else int(model.indices.max(initial=0))
     whole = (
         np.array_equal(model.classes, np.rint(model.classes))
@@ -75,7 +74,7 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
         ].form
         == PLANES,
         "for rows of another norm than those of --normalize l2 LIBLINEAR would predict another label or number: train with "
-        "--bias none, or convert without --normalize l2": unit
+        "--bias none, or convert without --normalize l2": model.scaling.normalize != "none"
         and (model.has_targets or bool(model.intercept.any())),
         f"LIBLINEAR's indices are integers of 32 bits, the model's are up to {far}; json holds its weights": far
         >= 2**31,

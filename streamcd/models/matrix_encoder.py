@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
@@ -65,10 +65,6 @@ class MatrixEncoder(RowChecker):
     """Encoder of matrices, whose columns are indices from the first one on."""
 
     message: Callable[[int], str]  # describes a row of the matrix
-    unseen: Mapping[str, Any] = {}  # as of a table: nothing is missing or unknown in a matrix
-    unindicated: Mapping[str, Any] = {}
-    odd: Mapping[Any, Any] = {}
-    n_missing = 0
 
     def encode(self, matrix: Any) -> Iterator[tuple[int, CSR]]:
         """Make rows of a dense matrix, or of one in CSR, some at a time, each time with the number of the first."""

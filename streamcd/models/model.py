@@ -56,7 +56,7 @@ class ModelFile(Structure, kw_only=True):
     parameter: float | None = None
     fingerprint: str = ""
     versions: dict[str, str] = {}  # noqa: RUF012
-    certificate: dict[str, Any] = {}  # noqa: RUF012
+    certificate: dict[str, float | bool | list[int] | None] = {}  # noqa: RUF012
     scaling: ScalingRecord | None = None
     encoding: Encoding | None = None
     checksums: dict[str, str] = {}  # noqa: RUF012
@@ -72,9 +72,6 @@ class ModelFile(Structure, kw_only=True):
             raise ValueError("an order of other classes")
         if any(len(row) != len(self.intercept) for row in self.code or ()):
             raise ValueError("a code of other vectors than the intercept's")
-        figures = map(self.certificate.get, ("primal_objective", "dual_objective", "gap"))
-        if not all(figure is None or isinstance(figure, int | float) for figure in figures):
-            raise ValueError("a certificate whose figures are no numbers")
         if self.class_names is not None:
             check_class_names(self.class_names, self.classes)
 
@@ -246,19 +243,23 @@ class Model:
             self.code = default_code(LOSSES[record.loss].form, self.n_classes)
         else:
             self.code = np.array(record.code, dtype=np.int8).reshape(-1, self.n_vectors)
-        order = range(self.n_classes) if record.tie_order is None else record.tie_order
-        self.tie_order = np.array(order, dtype=np.int64)
+        self.tie_order = np.arange(self.n_classes)
+        if record.tie_order is not None:
+            self.tie_order = np.array(record.tie_order)
         self.decoder = ClassDecoder(record.loss, self.code, self.matrix, self.tie_order)
-        by_feature = {"indices": indices, "scales": self.scaling.scales, "deviations": deviations}
-        fits = {
-            "weights": self.matrix.shape == (record.n_features, self.n_vectors),
-            **{name: of is None or of.shape == (record.n_features,) for name, of in by_feature.items()},
-            "code": self.code.shape == (self.n_classes, self.n_vectors),
+        self.is_binary = self.decoder.is_binary  # a single vector for two classes
+        n_features = record.n_features
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "weights": (self.matrix, (n_features, self.n_vectors)),
+            "code": (self.code, (self.n_classes, self.n_vectors)),
+            "indices": (indices, (n_features,)),
+            "scales": (self.scaling.scales, (n_features,)),
+            "deviations": (deviations, (n_features,)),
         }
-        if not all(fits.values()):
-            wrong = " and ".join(name for name, is_fit in fits.items() if not is_fit)
+        wrong = [name for name, (of, shape) in shapes.items() if of is not None and of.shape != shape]
+        if wrong:
             raise ModelError(
-                f"a model's {wrong} do not fit together: expected weights (features, vectors), "
+                f"a model's {' and '.join(wrong)} do not fit together: expected weights (features, vectors), "
                 "an intercept per vector, and a code (classes, vectors)"
             )
 
@@ -306,11 +307,6 @@ class Model:
     def row_loss(self) -> Loss:
         """The loss as kernels take it."""
         return row_loss(self.loss, self.slack, self.parameter)
-
-    @property
-    def is_binary(self) -> bool:
-        """Check if the model is a single vector for two classes."""
-        return self.decoder.is_binary
 
     @property
     def bias_weight(self) -> np.ndarray:

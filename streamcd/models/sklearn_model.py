@@ -53,26 +53,24 @@ def _unfitted(model: Any) -> Any:
             "to_sklearn needs scikit-learn; install it by: pip install 'streamcd[sklearn]'"
         ) from None
     C = model.C or 1.0
-    has_intercept = model.bias > 0
-    penalty = "l1" if model.l1 and not model.l2 else "l2"
-    if model.loss in ("hinge", "squared_hinge"):
-        return svm.LinearSVC(loss=model.loss, penalty=penalty, C=C, fit_intercept=has_intercept)
-    if model.loss == "crammer_singer":
-        return svm.LinearSVC(multi_class="crammer_singer", C=C, fit_intercept=has_intercept)
-    if model.loss in ("log_loss", "multinomial"):
-        return linear_model.LogisticRegression(C=C, fit_intercept=has_intercept)
-    if model.loss == "squared_error":
-        if model.l1:
-            return linear_model.ElasticNet(
-                alpha=model.l1 + model.l2, l1_ratio=model.l1 / (model.l1 + model.l2)
-            )
-        return linear_model.Ridge(alpha=model.l2 / (2.0 * C), fit_intercept=has_intercept)
     parameter: float = model.parameter or 0.0
-    if model.loss == "huber":
-        return linear_model.HuberRegressor(epsilon=max(parameter, 1.0), fit_intercept=has_intercept)
-    if model.loss == "quantile":
-        return linear_model.QuantileRegressor(quantile=parameter, fit_intercept=has_intercept)
-    return svm.LinearSVR(loss=model.loss, epsilon=parameter, C=C)
+    made: Any = svm.LinearSVR(loss=model.loss, epsilon=parameter, C=C)
+    if model.loss in ("hinge", "squared_hinge"):
+        made = svm.LinearSVC(loss=model.loss, penalty="l1" if model.l1 and not model.l2 else "l2", C=C)
+    elif model.loss == "crammer_singer":
+        made = svm.LinearSVC(multi_class="crammer_singer", C=C)
+    elif model.loss in ("log_loss", "multinomial"):
+        made = linear_model.LogisticRegression(C=C)
+    elif model.loss == "squared_error" and model.l1:
+        alpha = model.l1 + model.l2
+        made = linear_model.ElasticNet(alpha=alpha, l1_ratio=model.l1 / alpha)
+    elif model.loss == "squared_error":
+        made = linear_model.Ridge(alpha=model.l2 / (2.0 * C))
+    elif model.loss == "huber":
+        made = linear_model.HuberRegressor(epsilon=max(parameter, 1.0))
+    elif model.loss == "quantile":
+        made = linear_model.QuantileRegressor(quantile=parameter)
+    return made.set_params(fit_intercept=model.bias > 0)
 
 
 def _fitted(made: Any, coef: np.ndarray, intercept: Any, classes: np.ndarray | None = None) -> Any:

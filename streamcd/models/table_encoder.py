@@ -278,8 +278,7 @@ class TableEncoder:
     def _list(self, block: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         array = block.column(name)
         if type_name(array.type) != "list" or type_name(array.type.value_type) not in ("number", "nothing"):
-            way = "; --features INDICES:VALUES names two columns of lists" if self._grows else ""
-            raise DataError(f"{self._place(0, name)}: expected lists of numbers, found {array.type}{way}")
+            raise DataError(f"{self._place(0, name)}: expected lists of numbers, found {array.type}")
         try:
             starts, elements = lists_of(array, name)
         except ValueError as error:

@@ -71,10 +71,9 @@ class _Evaluation:
             index = index[known]
             decisions = decisions[known]
             weight = weight[known]
-        figures = {}
         if model.has_probabilities:
-            figures["log_loss"] = -model.log_probabilities(decisions)[np.arange(index.size), index]
-        self.known.add(weight, **figures)
+            logarithms = model.log_probabilities(decisions)[np.arange(index.size), index]
+            self.known.add(weight, log_loss=-logarithms)
         if self.costs is not None:
             self.loss += float(row_losses(model, index, decisions, self.costs[index] * weight, weight).sum())
         if model.n_classes == 2:
@@ -106,7 +105,7 @@ class _Evaluation:
             result["primal_objective"] = ridge * model.penalty() + loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area
-        if model.has_probabilities and self.known.weight:
+        if self.known.weight:
             result["log_loss"] = self.known["log_loss"]
         return result if self.confusion is None else result | self._by_label(self.confusion)
 
@@ -118,7 +117,10 @@ class _Evaluation:
         table[:, np.searchsorted(numbers, self.model.classes)] = rows[:, :-1]
         if not self.weighted:
             table = table.astype(np.int64)
-        labels = [_listed_label(self.model, number) for number in numbers]
+        labels: list[Any] = [self.model.label_text(number) for number in numbers]
+        if self.model.class_names is None:
+            are_whole = self.model.label_kind == "integer"
+            labels = [int(n) if are_whole and n == int(n) else n for n in numbers]
         sums = rows[:, -1].astype(np.int64), table.sum(axis=1), table.sum(axis=0), np.diag(table)
         by_label = [
             {
@@ -132,12 +134,6 @@ class _Evaluation:
             for label, n_rows, true, said, hit in zip(labels, *(of.tolist() for of in sums), strict=True)
         ]
         return {"labels": labels, "confusion": table.tolist(), "per_class": by_label}
-
-
-def _listed_label(model: Model, label: float) -> int | float | str:
-    if model.class_names is not None:
-        return model.label_text(label)
-    return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
 @takes(EvaluateOptions)

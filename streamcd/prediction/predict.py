@@ -240,34 +240,30 @@ def write_text(file: TextIO, tables: Iterable[pa.Table], labels: list[str]) -> N
         file.write("".join([" ".join(row) + "\n" for row in zip(*cells, strict=True)]))
 
 
-def write_csv(path: Path, tables: Iterable[pa.Table]) -> None:
+def write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
     """Write a CSV file: a header, in quotes where it needs them, and all columns as Arrow writes them."""
     from pyarrow.csv import CSVWriter, WriteOptions
 
-    writer = None
+    first = next(tables)
     with open(path, "w", encoding="utf-8", newline="") as file:
-        for table in tables:
-            if writer is None:
-                csv.writer(file, lineterminator="\n").writerow(table.column_names)
-                file.flush()
-                writer = CSVWriter(
-                    file.buffer, table.schema, write_options=WriteOptions(include_header=False)
-                )
-            writer.write(table)
-        if writer is not None:
-            writer.close()
+        csv.writer(file, lineterminator="\n").writerow(first.column_names)
+        file.flush()
+        options = WriteOptions(include_header=False)
+        with CSVWriter(file.buffer, first.schema, write_options=options) as writer:
+            for table in chain([first], tables):
+                writer.write(table)
 
 
-def write_parquet(path: Path, tables: Iterable[pa.Table], model: Model, memory: int) -> None:
+def write_parquet(path: Path, tables: Iterator[pa.Table], model: Model, memory: int) -> None:
     """Write a Parquet file; half of the memory is for a row group, half for the footer, which may not be longer."""
     group_rows = max(min(memory // 2 // row_bytes(model), _GROUP_ROWS), 1)
-    writer = None
-    waiting = None
+    first = next(tables)
+    writer = TableWriter(path, first.schema, "zstd")
+    waiting = first.slice(0, 0)
     n_rows = 0  # written
-    for table in chain(tables, [None]):
+    for table in chain([first], tables, [None]):
         if table is not None:
-            waiting = table if waiting is None else pa.concat_tables([waiting, table])
-        assert waiting is not None, "data without rows are refused"
+            waiting = pa.concat_tables([waiting, table])
         # all groups but the last have so many rows
         while waiting.num_rows >= (group_rows if table is not None else 1):
             group = waiting.slice(0, group_rows)
@@ -280,9 +276,7 @@ def write_parquet(path: Path, tables: Iterable[pa.Table], model: Model, memory: 
                 )
             n_rows += group.num_rows
             (batch,) = group.combine_chunks().to_batches()
-            writer = writer or TableWriter(path, batch.schema, "zstd")
             writer.write(batch)
-    assert writer is not None
     writer.close()
 
 

@@ -109,7 +109,7 @@ class Scorer:
         self.block_rows = max(_BLOCK_BYTES // row_bytes(model), 1)
         self._data = data
         self._compared = compared
-        self._scaling: Scaling | None = model.scaling
+        self._scaling = model.scaling
         self._source: Source | None = None
         self._workers = options.workers
         self._threads = threads or max(available_cores() // self._workers, 1)
@@ -129,9 +129,9 @@ class Scorer:
         else:
             paths = self.files.paths
             are_plain = all(map(is_plain, paths))
-            needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, paths)) else 0
+            needs["the client of the URL"] = REMOTE_BYTES * any(map(is_url, paths))
             needs["rows being read"] = _TEXT_BLOCKS_HELD << 16
-            needs["decompression"] = 0 if are_plain else LEAST_DECODER_BYTES
+            needs["decompression"] = LEAST_DECODER_BYTES * (not are_plain)
             needs["columns being read"] = self._open(0).held_bytes if paths and are_plain else 0
             if self._workers > 1 and (not paths or total_bytes(paths) is None):
                 self._workers = 1
@@ -204,9 +204,9 @@ class Scorer:
         if query_ids := self.counts.n_query_ids:
             self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
         if n_ignored := self.counts.n_ignored:
-            beyond = f"beyond the model's width of {self.model.n_features:,} features"
-            unknown = f"of features that are not among the model's {self.model.n_features:,}"
-            reason = beyond if self.model.indices is None else unknown
+            reason = f"beyond the model's width of {self.model.n_features:,} features"
+            if self.model.indices is not None:
+                reason = f"of features that are not among the model's {self.model.n_features:,}"
             self.listener.warning(f"{counted(n_ignored, 'entry', 'entries')} ignored: {reason}")
         for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
             self.listener.warning(warning)
@@ -242,7 +242,7 @@ class Scorer:
         if self._renumbers:
             index = self._indices.of(feature.astype(np.int64, copy=False))
             feature = model.source_indices.features(index)
-        if self._scaling is not None and self._scaling.changes_values:
+        if self._scaling.changes_values:
             value = self._scaling.apply(chunk.indptr, feature, value, model.n_features)
         for start in range(0, chunk.label.size, self.block_rows):
             block = slice(start, start + self.block_rows)
@@ -307,8 +307,8 @@ def row_bytes(model: Model) -> int:
     return 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
 
 
-def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
-    """Return the scaling that a dataset's values still need for the model, None if scaled like its training data.
+def _missing_scaling(dataset: Dataset, model: Model) -> Scaling:
+    """Return the scaling that a dataset's values still need for the model: none if scaled like its training data.
 
     Refuses other scales, targets where the model was trained on classes, and the other way round, and features that the
     source counts from 0, where the model's are counted from 1.
@@ -332,7 +332,7 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
             f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
             "convert it with --like MODEL or with the training data's --index-base"
         )
-    return None if dataset.scaling == model.scaling else model.scaling
+    return Scaling() if dataset.scaling == model.scaling else model.scaling
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -86,10 +86,9 @@ class RocArea:
 
     def _count(self, score: np.ndarray, signed: np.ndarray) -> None:
         assert self._bounds is not None
-        number = np.searchsorted(self._bounds, score, side="left")
-        number += np.searchsorted(self._bounds, score, side="right")
+        first, stop = (np.searchsorted(self._bounds, score, side) for side in ("left", "right"))
         for sums, weight in zip(self._sums, (signed, -signed), strict=True):
-            sums += np.bincount(number, np.maximum(weight, 0.0), sums.size)
+            sums += np.bincount(first + stop, np.maximum(weight, 0.0), sums.size)
 
     def area(self) -> tuple[float, float] | None:
         """Compute the area of all rows and a bound on its error, 0 where all scores were held; None for one class.
