@@ -270,9 +270,6 @@ def first_feature_names(dataset: Any) -> list[str] | None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Values that an encoding has no feature for, counted by column
 
-_LISTED = 3  # columns
-_EXAMPLE = 40  # characters
-
 
 class Unknown(NamedTuple):
     """Values of a column."""
@@ -302,9 +299,8 @@ def unknown_values(
         if of_columns:
             most = sorted(of_columns.items(), key=lambda item: -item[1].n_values)
             texts = [
-                f"{n_values:,} in {name}"
-                + (f" (such as {shortened(example, _EXAMPLE)!r})" if example else "")
+                f"{n_values:,} in {name}" + (f" (such as {shortened(example, 40)!r})" if example else "")
                 for name, (n_values, example) in most
             ]
             n_values = sum(values.n_values for values in of_columns.values())
-            yield f"{counted(n_values, noun)} {what}: {first_of(texts, _LISTED)}"
+            yield f"{counted(n_values, noun)} {what}: {first_of(texts, 3)}"

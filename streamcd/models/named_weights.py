@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,26 +38,18 @@ def weight_blocks(
         yield start, block if columns is None else block @ columns + 0.0
 
 
-class LargestWeights(NamedTuple):
-    """The largest weights of every column, by column and descending; `n_nonzero` is of all, by column."""
-
-    column: np.ndarray
-    row: np.ndarray
-    weight: np.ndarray
-    n_nonzero: np.ndarray
-
-
 def largest_weights(
     blocks: Iterable[tuple[int, np.ndarray]],
     n_columns: int,
     most: int,
     factors: np.ndarray | None = None,
-) -> LargestWeights:
+) -> tuple[np.ndarray, np.ndarray]:
     """Find at most so many weights of every column that are not 0, the largest by size, or by size times their row's factor.
 
-    Of equal ones those of the first rows come first.
+    Of equal ones those of the first rows come first. Returns column, row, weight and size of each, shape (4, weights), by
+    column and descending, and the number of all weights of every column that are not 0.
     """
-    largest = np.empty((4, 0))  # column, row, weight, and size of each
+    largest = np.empty((4, 0))
     least = np.full(n_columns, -1.0)
     n_nonzero = np.zeros(n_columns, np.int64)
     for start, block in blocks:
@@ -75,8 +67,7 @@ def largest_weights(
         ends = np.cumsum(np.bincount(largest[0].astype(np.int64), minlength=n_columns))
         full = (np.diff(ends, prepend=0) == most) & (most > 0)
         least[full] = largest[3, ends[full] - 1]
-    column, row = largest[:2].astype(np.int64)
-    return LargestWeights(column, row, largest[2], n_nonzero)
+    return largest, n_nonzero
 
 
 @with_known_keywords
@@ -142,14 +133,14 @@ def weights(
         intercept = intercept[chosen]
     scales = model.scaling.scales
     deviations = model.deviations
-    largest = largest_weights(weight_blocks(matrix, columns=columns), len(chosen), top, deviations)
+    largest, n_nonzero = largest_weights(weight_blocks(matrix, columns=columns), len(chosen), top, deviations)
     order = "|weight|: the model does not know the standard deviations of its features"
     if deviations is not None:
         order = "|weight × standard deviation of the feature|"
     classes = []
     for column, index in enumerate(chosen):
-        feature = largest.row[largest.column == column]
-        weight = largest.weight[largest.column == column]
+        _, row, weight, _ = largest[:, largest[0] == column]
+        feature = row.astype(np.int64)
         fields = {
             "feature": feature.tolist(),
             "index": model.source_indices.of(feature).tolist(),
@@ -162,7 +153,7 @@ def weights(
             {
                 "label": labels[index],
                 "intercept": float(intercept[column]),
-                "n_nonzero": int(largest.n_nonzero[column]),
+                "n_nonzero": int(n_nonzero[column]),
                 "weights": [dict(zip(fields, of, strict=True)) for of in zip(*fields.values(), strict=True)],
             }
         )

@@ -54,7 +54,7 @@ def _unfitted(model: Any) -> Any:
         ) from None
     C = model.C or 1.0
     parameter: float = model.parameter or 0.0
-    made: Any = svm.LinearSVR(loss=model.loss, epsilon=parameter, C=C)
+    made: Any
     if model.loss in ("hinge", "squared_hinge"):
         made = svm.LinearSVC(loss=model.loss, penalty="l1" if model.l1 and not model.l2 else "l2", C=C)
     elif model.loss == "crammer_singer":
@@ -70,6 +70,8 @@ def _unfitted(model: Any) -> Any:
         made = linear_model.HuberRegressor(epsilon=max(parameter, 1.0))
     elif model.loss == "quantile":
         made = linear_model.QuantileRegressor(quantile=parameter)
+    else:
+        made = svm.LinearSVR(loss=model.loss, epsilon=parameter, C=C)
     return made.set_params(fit_intercept=model.bias > 0)
 
 

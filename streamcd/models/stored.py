@@ -24,10 +24,10 @@ from .encoding import CATEGORIES_FILE, read_encoding
 from .model import MODEL, MODEL_FILES, SPARSE_FILE, Model, ModelFile
 
 
-def models_of_path(path: str | os.PathLike[str]) -> dict[Setting, Path]:
+def models_of_path(path: Path) -> dict[Setting, Path]:
     """Find the models of a path over C or λ, ascending; empty for a run or model without a path."""
     models = {}
-    for inside in (Path(path) / "model", Path(path)):
+    for inside in (path / "model", path):
         for directory in inside.glob("C=*"):
             with suppress(ValueError):  # another's name
                 if (directory / "model.json").exists():
@@ -35,13 +35,12 @@ def models_of_path(path: str | os.PathLike[str]) -> dict[Setting, Path]:
     return dict(sorted(models.items()))
 
 
-def find_model(path: str | os.PathLike[str], C: float | None = None, l1: float | None = None) -> Path:
+def find_model(path: Path, C: float | None = None, l1: float | None = None) -> Path:
     """Find the directory of a model, of a run, or of one C and λ of a path.
 
     Raises `ModelError` where several models of a path have what is asked for, or none.
     """
-    inside = Path(path) / "model"
-    directory = inside if (inside / "model.json").exists() else Path(path)
+    directory = path / "model" if (path / "model" / "model.json").exists() else path
     if C is None and l1 is None and (directory / "model.json").exists():
         return directory
     models = models_of_path(path)
@@ -61,9 +60,7 @@ def _listed(settings: Sequence[object]) -> str:
     return first_of([*map(str, settings)], between="; ")
 
 
-def _no_model_for(
-    path: str | os.PathLike[str], C: float | None, l1: float | None, models: Sequence[object]
-) -> ModelError:
+def _no_model_for(path: Path, C: float | None, l1: float | None, models: Sequence[object]) -> ModelError:
     """Make the error of values that none of the models has."""
     wanted = {"C": C, "l1": l1}
     values = ", ".join(f"{name} = {value:g}" for name, value in wanted.items() if value is not None)
@@ -190,12 +187,12 @@ def _read(directory: Path, record: ModelFile, files: Iterable[str]) -> Model:
     return Model(record, weights, scaling=scaling, encoding=encoding, indices=indices, deviations=deviations)
 
 
-def is_model(path: str | os.PathLike[str]) -> bool:
+def is_model(path: Path) -> bool:
     """Check for a model in a directory, or for those of a path over C or λ."""
-    return (Path(path) / "model.json").exists() or bool(models_of_path(path))
+    return (path / "model.json").exists() or bool(models_of_path(path))
 
 
-def is_unfinished(path: str | os.PathLike[str]) -> bool:
+def is_unfinished(path: str) -> bool:
     """Check if a directory is empty but for files that a killed `Model.save` may leave."""
     left = MODEL_FILES.union(f"{name}.partial" for name in (*MODEL_FILES, "model.json"))
     return os.path.isdir(path) and left.issuperset(os.listdir(path))
@@ -232,7 +229,7 @@ def stored_certificate(path: Path) -> dict[str, Any] | None:
 # Descriptions
 
 
-def describe_model(path: str | Path) -> dict[str, Any]:
+def describe_model(path: Path) -> dict[str, Any]:
     """Describe a model without keeping its weights in memory.
 
     Returns
@@ -250,7 +247,6 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     ModelError
         If it is not a model, or damaged.
     """
-    path = Path(path)
     _, stored = read_metadata(path / "model.json", MODEL)
     scaling = stored.scaling or Scaling()
     parameter = LOSSES[stored.loss].parameter
@@ -278,7 +274,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     }
 
 
-def describe_path(path: str | Path) -> list[dict[str, Any]]:
+def describe_path(path: Path) -> list[dict[str, Any]]:
     """Describe the models of a path: ``C``, ``l1``, and with an L1 penalty the support, as `describe_model` does."""
     described = []
     for setting, directory in models_of_path(path).items():

@@ -305,8 +305,7 @@ def encode_frame(frame: Any, encoding: Encoding, indices: SourceIndices, n_featu
     parts = [sp.csr_array((0, n_features))]
     before = 0
     with frame_reader(frame) as reader:
-        names = [field.name for field in flat_fields(reader.schema)]
-        check_columns(encoding, names, False, "the frame")
+        check_columns(encoding, [field.name for field in flat_fields(reader.schema)], False, "the frame")
         for batch in map(flat_columns, reader):
             encoder.message = lambda row, first=before: f"row {first + row + 1}"  # type: ignore[misc]
             for _, rows in encoder.encode(batch.select(encoding.names)):
@@ -332,11 +331,11 @@ class StringTable:
         self.size = 0
         """Number of strings so far."""
         self._arrays = HashTable(
-            np.full(1 << 10, -1, np.int32),
-            np.empty(1 << 9, np.uint64),
-            np.empty(1 << 9, np.int32),
-            np.zeros((1 << 9) + 1, np.int64),
-            np.empty(1 << 13, np.uint8),
+            np.full(1, -1, np.int32),
+            np.empty(0, np.uint64),
+            np.empty(0, np.int32),
+            np.zeros(1, np.int64),
+            np.empty(0, np.uint8),
         )
 
     def number(self, column: int, strings: Strings, add: bool, name: str) -> np.ndarray:
