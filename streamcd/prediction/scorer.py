@@ -199,17 +199,17 @@ class Scorer:
             for block in self.part(None if source is None else Task(0, source.reader.pieces()), phase):
                 self.counts.n_ignored += block.n_ignored
                 yield block
-        if source is not None:
-            check_rows(self.counts.n_rows, source.reader.paths)
-        if query_ids := self.counts.n_query_ids:
-            self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
         if n_ignored := self.counts.n_ignored:
             reason = f"beyond the model's width of {self.model.n_features:,} features"
             if self.model.indices is not None:
                 reason = f"of features that are not among the model's {self.model.n_features:,}"
             self.listener.warning(f"{counted(n_ignored, 'entry', 'entries')} ignored: {reason}")
-        for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
-            self.listener.warning(warning)
+        if source is not None:
+            check_rows(self.counts.n_rows, source.reader.paths)
+            if query_ids := self.counts.n_query_ids:
+                self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
+            for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
+                self.listener.warning(warning)
 
     def part(self, part: range | Task | None, phase: str = "") -> Iterator[ScoredBlock]:
         """Iterate over the rows of some pieces of files, or of some chunks of a dataset, by default all."""
