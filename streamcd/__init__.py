@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .estimators.regression import Ridge as Ridge
     from .models.export import export as export
     from .models.model import Model as Model
+    from .models.named_weights import weights as weights
     from .models.stored import load_model as load_model
-    from .models.stored import weights as weights
     from .prediction.evaluate import evaluate as evaluate
     from .prediction.predict import predict as predict
     from .runs.merge import merge as merge
@@ -53,7 +53,8 @@ _MODULES = {
     "estimators.regression": ("ElasticNet", "HuberRegressor", "Lasso", "LinearSVR", "Ridge"),
     "models.export": ("export",),
     "models.model": ("Model",),
-    "models.stored": ("load_model", "weights"),
+    "models.named_weights": ("weights",),
+    "models.stored": ("load_model",),
     "prediction.evaluate": ("evaluate",),
     "prediction.predict": ("predict",),
     "runs.merge": ("merge",),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from streamcd import Model
-from streamcd.models.model_file import ModelFile, stored_code
+from streamcd.models.model import ModelFile, stored_code
 
 PARTS = ("scaling", "encoding", "indices", "deviations")
 """Keywords of `Model`; others are fields of its record."""

@@ -58,7 +58,7 @@ def test_columns_of_categories_never_seen_are_named_with_most_values_first(
     assert found["n_unseen"] == 1510
     values = "304 in colour (such as 'new colour'), 303 in kind (such as 'new kind'), 302 in day (such as 'new day')"
     assert listener.warnings == [
-        f"1,510 values ignored, of categories that the model has not seen in training: {values} and 2 more columns",
+        f"1,510 values ignored, of categories that the model has not seen in training: {values}, … (5 in all)",
         "1 missing value taken for zero, in columns that had none in the data trained on: 1 in n",
     ]
 

@@ -135,7 +135,7 @@ def _promises_without_what_they_promise(tree: Tree, begun: Tree) -> list[str]:
     if "out/weights.npy" in tree and "out/model.json" in tree:
         digest = "sha256:" + hashlib.sha256(tree["out/weights.npy"] or b"").hexdigest()
         found += ["out/weights.npy"] * (
-            json.loads(tree["out/model.json"] or b"")["weights_checksum"] != digest
+            json.loads(tree["out/model.json"] or b"")["checksums"]["weights.npy"] != digest
         )
     if tree.keys() & {"out/state.npz", "out/dual", "out/model"}:
         found += ["out/config.json"] * ("out/config.json" not in tree)

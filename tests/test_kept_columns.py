@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_predictions_have_the_id_under_its_own_name(trained, tmp_path, source, workers, monkeypatch) -> None:
     monkeypatch.setattr(kept_columns, "_GROUP_ROWS", 37)
     monkeypatch.setattr("streamcd.prediction.scorer._BLOCK_BYTES", 16 * 8 * 21)
-    monkeypatch.setattr("streamcd.prediction.outputs._GROUP_ROWS", 50)
+    monkeypatch.setattr("streamcd.prediction.predict._GROUP_ROWS", 50)
     for name in ("p.parquet", "p.csv", "p.txt"):
         streamcd.predict(trained / source, trained / "run", tmp_path / name, workers=workers)
     found = pa.parquet.read_table(tmp_path / "p.parquet")

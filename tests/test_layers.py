@@ -45,8 +45,8 @@ BELOW_ALL = {"_version"}
 DOORS = {
     "numba": "kernels/",
     "llvmlite": "kernels/compile kernels/primitives",
-    "pyarrow": "dataset/ conversion/ prediction/outputs",
-    "scipy": "dataset/ models/model models/model_file",
+    "pyarrow": "dataset/ conversion/ prediction/predict",
+    "scipy": "dataset/ models/model models/stored models/table_encoder",
     "msgspec": "core/files runs/config",
     "isal": "conversion/byte_sources dataset/ stream/slot_store",
     "dask": "cluster/dask_engine",

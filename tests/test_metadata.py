@@ -29,7 +29,7 @@ from streamcd.core.files import (
     replacing,
 )
 from streamcd.dataset.schema import COLUMN_LAYOUT, ROW_LAYOUT
-from streamcd.models.model_file import MODEL
+from streamcd.models.model import MODEL
 from streamcd.models.stored import stored_certificate
 from streamcd.training import checkpoint
 
@@ -134,7 +134,7 @@ def test_a_model_with_a_class_twice_is_refused(case: Case) -> None:
     """`info` and `report` of one ended in tracebacks."""
     if case.kind is MODEL:
         case.write(classes=[0] * 100_000)
-        assert "damaged (a class that is there twice)" in refusal(case)
+        assert "damaged (classes that do not ascend)" in refusal(case)
 
 
 @pytest.mark.parametrize("change", [{"n_empty": None}, {"max": "x"}])

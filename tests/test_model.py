@@ -60,7 +60,7 @@ def test_a_saved_model_comes_back_as_it_was(tmp_path, n_classes):
     again = load_model(tmp_path / "model")
     for name in ("weights", "intercept", "classes", "code", "tie_order", "scaling", "encoding", "indices"):
         np.testing.assert_equal(getattr(again, name), getattr(model, name), err_msg=name)
-    assert again.record == model.record.but(weights_checksum=again.weights_checksum)
+    assert again.record == model.record.but(checksums=again.checksums)
 
 
 def test_a_run_is_read_by_its_model(tmp_path):
@@ -101,11 +101,11 @@ def _change(path: Path, **fields) -> None:
         (lambda path: _change(path, format_version=99), "found 99"),
         (lambda path: _change(path, n_features=6), "expected 6 rows"),
         (lambda path: _change(path, classes="x"), "damaged"),
-        (lambda path: _change(path, classes=[1.0, 0.0]), "classes do not fit"),
-        (lambda path: _change(path, weights_checksum="sha256:0"), "checksum differs"),
+        (lambda path: _change(path, classes=[1.0, 0.0]), "classes that do not ascend"),
+        (lambda path: _change(path, checksums={"weights.npy": "sha256:0"}), "checksum differs"),
         (
-            lambda path: _change(path, weights_checksum=None),
-            r"expected `str`, got `null` - at `\$\.weights_checksum`",
+            lambda path: _change(path, checksums=None),
+            r"expected `object`, got `null` - at `\$\.checksums`",
         ),
         (lambda path: _change(path, class_weight={"one": 1}), "damaged"),
         (lambda path: _change(path, code=[[300], [1]]), "damaged"),
@@ -344,7 +344,7 @@ def test_verify_takes_models(tmp_path):
     assert found.returncode == 2
     assert "C=0.5/model.json: changed" in json.loads(found.stdout)["problems"][0]
     path.write_text(json.dumps(content))
-    _change(path.parent, weights_checksum="sha256:0")
+    _change(path.parent, checksums={"weights.npy": "sha256:0"})
     assert "weights.npy" in command_line.problems(tmp_path / "path")[0]
 
 

@@ -17,7 +17,7 @@ from test_tables import make_table, write_table
 
 import streamcd
 from streamcd import load_model
-from streamcd.models.named_weights import describe_weights, largest_weights, weight_blocks
+from streamcd.models.named_weights import largest_weights, weight_blocks
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_a_constant_feature_has_no_deviation_and_comes_last(tmp_path) -> None:
     assert model.deviations[1] == 0.0
     assert model.deviations[0] == pytest.approx(x[:, 0].std(), rel=1e-9)
     assert model.deviations[2] == pytest.approx(0.5, rel=0.5)
-    (of,) = describe_weights(model)["classes"]
+    (of,) = streamcd.weights(model)["classes"]
     assert [of["weights"][-1][name] for name in ("feature", "standardized_weight")] == [1, 0.0]
 
 
@@ -196,14 +196,14 @@ def test_the_largest_weights_do_not_depend_on_the_blocks(most) -> None:
     rng = np.random.default_rng(0)
     weights = rng.integers(-3, 4, (50, 3)) * 0.5  # many ties, and zeros
     factors = rng.integers(0, 3, 50) * 1.0
-    found = largest_weights(weight_blocks(weights, most=most), 3, 11, factors)
+    largest, n_nonzero = largest_weights(weight_blocks(weights, most=most), 3, 11, factors)
     for column in range(3):
         order = np.lexsort((np.arange(50), -np.abs(weights[:, column] * factors)))
         order = order[weights[order, column] != 0][:11]
-        own = found.column == column
-        assert found.row[own].tolist() == order.tolist()
-        assert found.weight[own].tolist() == weights[order, column].tolist()
-    assert found.n_nonzero.tolist() == np.count_nonzero(weights, axis=0).tolist()
+        of_column = largest[:, largest[0] == column]
+        assert of_column[1].tolist() == order.tolist()
+        assert of_column[2].tolist() == weights[order, column].tolist()
+    assert n_nonzero.tolist() == np.count_nonzero(weights, axis=0).tolist()
 
 
 def test_the_other_of_two_classes_has_the_weights_with_the_other_sign(trained, tmp_path) -> None:

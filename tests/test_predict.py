@@ -326,16 +326,16 @@ def test_areas_under_curves_are_exact_or_within_the_error_told(n_distinct, memor
     rng = np.random.default_rng(n_distinct)
     assert RocArea(memory_bytes).area() is None  # of no rows, and of one class
     alone = RocArea(memory_bytes)
-    alone.add(np.arange(3.0), np.ones(3, dtype=bool))
+    alone.add(np.arange(3.0), np.ones(3, dtype=bool), np.ones(3))
     assert alone.area() is None
     score = rng.integers(0, n_distinct, 20_000) / n_distinct - 0.5
     positive = rng.random(20_000) < 0.4 + 0.3 * score
-    weight = rng.gamma(0.5, 1.0, 20_000) + 1e-3 if weighted else None
+    weight = rng.gamma(0.5, 1.0, 20_000) + 1e-3 if weighted else np.ones(20_000)
     found = []
     for n_blocks in (11, 3):
         area = RocArea(memory_bytes)
         for block in np.array_split(np.arange(20_000), n_blocks):
-            area.add(score[block], positive[block], None if weight is None else weight[block])
+            area.add(score[block], positive[block], weight[block])
         found.append(area.area())
     assert found[0] is not None
     assert found[0] == pytest.approx(found[1], rel=1e-12)  # whatever the blocks

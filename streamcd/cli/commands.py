@@ -378,7 +378,7 @@ def weights(listener: Console, model: str, top: int, label: str | None, **option
       streamcd weights run --top 10
       streamcd weights run --class spam
     """
-    from ..models.stored import weights as list_weights
+    from ..models.named_weights import weights as list_weights
 
     result = list_weights(model, top, label, **options)
     return result, *class_weights_tables(f"weights of {model}", result)
@@ -431,12 +431,11 @@ def export(
         export_libsvm(open_dataset(source), file, force=force, listener=listener)
     else:
         from ..models.export import export as export_model
-        from ..models.named_weights import describe_support
         from ..models.stored import load_model
 
         model = load_model(source, **options)
         form = export_model(model, file, target_format, force=force, listener=listener)
-        support = describe_support(model, model.matrix)
+        support = model.support()
     n_bytes = os.path.getsize(file)
     kind = f"{form} text" if form.startswith("lib") else form
     more = "".join(f"; {what}: {text}" for what, text in support_rows(support))

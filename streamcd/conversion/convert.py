@@ -128,7 +128,8 @@ def load_like(path: Location) -> Reference:
         from ..models.stored import load_model, models_of_path  # needed for this only
 
         # of a path over C, whose models are encoded alike
-        model = load_model(next(iter(models_of_path(path).values()), path), deviations=False)
+        place = local_path(path, "a run or a model")
+        model = load_model(next(iter(models_of_path(place).values()), place), deviations=False)
         scaling = model.scaling
         encoding = model.encoding
         indices = model.source_indices

@@ -88,8 +88,8 @@ def merge_strings(
         np.save(directory / "categories.npy", strings.data[: strings.offsets[-1]])
         np.save(directory / "ends.npy", strings.offsets)
         encoding = encoding.with_counts(counts, n_missing, None)
-        code += np.where(of_column == LABELS, 0, encoding.first_features()[of_column])
-        static = _static_features(encoding)
+        code += np.where(of_column == LABELS, 0, encoding.starts[of_column])
+        static = np.stack([encoding.starts[:-1], encoding.indicators], axis=1).ravel()
     ends = np.cumsum([strings.size for strings in tasks])
     codes = np.split(code, ends[:-1])
     np.save(directory / "map.npy", np.concatenate([part for of_task in codes for part in (static, of_task)]))
@@ -109,22 +109,6 @@ def _sorted_distinct(strings: Any) -> tuple[Any, np.ndarray]:
     ranks = np.empty(len(strings), np.int64)
     ranks[numbers_of(order)] = np.cumsum(is_new) - 1
     return ordered.take(arrow_array(np.flatnonzero(is_new), pa.int64())), ranks
-
-
-def _static_features(encoding: Encoding) -> np.ndarray:
-    """Return the features of the codes of numbers and indicators."""
-    plain = encoding.without_counts()
-    codes = plain.indicator_features()
-    features = np.zeros(plain.bucket_start, np.int64)
-    for column, start, code in zip(
-        encoding.columns, encoding.first_features(), plain.first_features(), strict=True
-    ):
-        if column.kind == "number":
-            features[code] = start
-    # that of an indicator without a missing value is never looked up
-    for number, feature in encoding.indicator_features().items():
-        features[codes[number]] = feature
-    return features
 
 
 def read_merged(directory: Path) -> Strings:

@@ -71,7 +71,7 @@ def row_batches(
         encoder.message = block.place
         label = _labels(source, block, numbered)
         weight = _weights(source, block) if source.weighted else None
-        for encoded in encoder.encode(block.content):
+        for row, encoded in encoder.encode(block.content):
             start = first_row + counts.n_rows
             n_rows = encoded.indptr.size - 1
             state = encoder.state
@@ -88,16 +88,17 @@ def row_batches(
                 zero_index=bool(state[kernels.ZERO_INDEX]),
                 max_index=max(largest, counts.max_index),
                 max_location=location,
-                unseen=dict(encoder.unseen),
-                odd=dict(encoder.odd),
-                unindicated=encoder.unindicated,
-                n_missing=encoder.n_missing + 0,
             )
-            span = slice(encoded.start, encoded.start + n_rows)
+            if encoding is not None:
+                counts.unseen = dict(encoder.unseen)
+                counts.odd = dict(encoder.odd)
+                counts.unindicated = encoder.unindicated
+                counts.n_missing = encoder.n_missing + 0
+            span = slice(row, row + n_rows)
             weights = None if weight is None else weight[span]
             source_row = np.arange(start, start + n_rows)
-            rows = Rows(source_row, label[span], weights, encoded.indptr, encoded.feature, encoded.value)
-            beside = block.content.select(side_columns).slice(encoded.start, n_rows) if side_columns else None
+            rows = Rows(source_row, label[span], weights, *encoded)
+            beside = block.content.select(side_columns).slice(row, n_rows) if side_columns else None
             yield RowBatch(rows, block.bytes_read, counts, beside)
 
 

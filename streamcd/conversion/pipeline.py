@@ -404,7 +404,7 @@ class Conversion:
             blocks = ({"index": kept[start : start + GROUP_FEATURES]} for start in groups)
             fields["indices"] = write_table(folder / INDICES_FILE, INDICES, blocks, compression)
         if encoding is not None:
-            fields["encoding"] = encoding.record()
+            fields["encoding"] = encoding.but(categories=None).record()
             if encoding.has_categories:
                 encoding.save(folder / CATEGORIES_FILE)
                 fields["categories"] = file_record(folder / CATEGORIES_FILE)

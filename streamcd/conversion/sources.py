@@ -283,7 +283,7 @@ def open_tables(
             unused = dict.fromkeys(lacking, "this source lacks it, whose values would be kept")
         roles = encoding.weight if reading.reads_weights else "", encoding.id, encoding.fold
         weight, id, fold = (column if column in types else "" for column in roles)
-        encoding = replace(encoding, weight=weight, id=id, fold=fold)
+        encoding = encoding.but(weight=weight, id=id, fold=fold)
     label_type = "string" if reading.class_names else "number" if reading.of_numbers else None
     table_types = wanted_types(encoding, types, types if reader.is_text else columns, label_type)
     keyed = [f"{key} (in place of the files' own)" if key in replaced else key for key in all_keys]

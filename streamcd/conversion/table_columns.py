@@ -189,7 +189,7 @@ def choose_encoding(
             f"{name}: expected columns of features, found none besides {options.label!r}{left_out}"
         )
     bits = options.hash or 0 if any(column.kind == "hashed" for column in columns) else 0
-    return Encoding(tuple(columns), options.missing, bits, *roles).without_counts(), types, unused
+    return Encoding(tuple(columns), options.missing, bits, *roles), types, unused
 
 
 def _column(

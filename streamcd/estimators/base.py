@@ -201,7 +201,7 @@ class LinearModel(BaseEstimator):
         self.__dict__.pop("feature_names_in_", None)  # from an earlier fit
         encoding = model.encoding
         if encoding is not None and encoding.sparse is None and not encoding.bits:
-            names = list(encoding.feature_names(np.arange(model.n_features)))
+            names = encoding.feature_names(np.arange(model.n_features))
             self.feature_names_in_ = np.array(names, object)
 
     def _options_of_run(self, dataset: Dataset) -> dict[str, Any]:

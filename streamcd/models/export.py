@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..core.storage import local_path
 from ..kernels.loss_table import CLASSES, LOSSES
 from .liblinear import export_liblinear
 from .model import Model
-from .named_weights import describe_support, weight_blocks
+from .named_weights import weight_blocks
 from .stored import load_model
 
 JSON_FORMAT = "streamcd-linear-model"
@@ -96,17 +96,29 @@ def _write_json(model: Model, path: Path) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(_described(model), ensure_ascii=False, allow_nan=False)[:-1])
         scales = model.scaling.scales
-        file.write(',\n"scales": ')
-        _write_array(file, [] if scales is None else [(0, scales)])
+        arrays: dict[str, Iterable[tuple[int, Any]]] = {"scales": [] if scales is None else [(0, scales)]}
         if model.indices is not None:
-            file.write(',\n"indices": ')
-            _write_array(file, [(0, model.indices)])
+            arrays["indices"] = [(0, model.indices)]
         if model.encoding is not None:
-            file.write(',\n"categories": ')
-            _write_array(file, [(0, part) for part in _categories(model)])
-        file.write(',\n"weights": ')
-        _write_array(file, weight_blocks(model.matrix, scales))
+            arrays["categories"] = _categories(model.encoding.categories)
+        arrays["weights"] = weight_blocks(model.matrix, scales)
+        for name, blocks in arrays.items():
+            file.write(f',\n"{name}": [')
+            separator = ""
+            for _, block in blocks:
+                items = block.tolist() if isinstance(block, np.ndarray) else block
+                if items:
+                    file.write(separator + json.dumps(items, ensure_ascii=False, allow_nan=False)[1:-1])
+                    separator = ",\n"
+            file.write("]")
         file.write("}\n")
+
+
+def _categories(strings: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield the categories of all columns, in the order of their features."""
+    for start in range(0, strings.size, 1 << 14):
+        part = strings.slice(start, min(start + (1 << 14), strings.size))
+        yield start, part.to_arrow().to_pylist()
 
 
 def _described(model: Model) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _described(model: Model) -> dict[str, Any]:
         "format": JSON_FORMAT,
         "version": 1,
         **{name: getattr(model, name) for name in fields},
-        **describe_support(model, model.matrix),
+        **model.support(),
         "classes": None if model.has_targets else model.label_numbers(),
         "code": model.code.tolist(),
         "tie_order": model.tie_order.tolist(),
@@ -129,27 +141,6 @@ def _described(model: Model) -> dict[str, Any]:
         "probabilities": probabilities,
         "scale": model.scaling.scale,
         "normalize": model.scaling.normalize,
-        "encoding": None if model.encoding is None else model.encoding.record(),
+        "encoding": None if model.encoding is None else model.encoding.but(categories=None).record(),
         **{name: getattr(model, name) for name in ("fingerprint", "versions", "certificate")},
     }
-
-
-def _categories(model: Model) -> Iterator[list[str]]:
-    """Yield the categories of all columns, in the order of their features."""
-    encoding = model.encoding
-    strings = None if encoding is None else encoding.categories
-    n_strings = 0 if strings is None else strings.size
-    for start in range(0, n_strings, 1 << 14):
-        assert strings is not None
-        yield [strings.text(k) for k in range(start, min(start + (1 << 14), n_strings))]
-
-
-def _write_array(file: TextIO, blocks: Any) -> None:
-    """Write the elements of blocks as one array, a line for each block."""
-    separator = "["
-    for _, block in blocks:
-        items = block.tolist() if isinstance(block, np.ndarray) else block
-        if items:
-            file.write(separator + json.dumps(items, ensure_ascii=False, allow_nan=False)[1:-1])
-            separator = ",\n"
-    file.write("[]" if separator == "[" else "]")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -14,11 +12,11 @@ import numpy as np
 
 from ..core.errors import ModelError, counted, first_of
 from ..core.files import begins_with, check_output, refuse_other_ending, replacing
-from ..core.memory_budget import BLOCK_WEIGHTS, format_size
+from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.options import Listener
+from ..core.setting import default_code
 from ..kernels.loss_table import CLASSES, LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, LOSSES, PLANES
-from .model import Model
-from .model_file import ModelFile, stored_code
+from .model import Model, ModelFile, stored_code
 from .named_weights import weight_blocks
 
 _NAMES = {
@@ -65,7 +63,6 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
     is_kind = partial(begins_with, pattern=b"solver_type ")
     refuse_other_ending(path, "LIBLINEAR's text")
     check_output(path, "a model of LIBLINEAR's", is_kind, force=force)
-    unit = model.scaling.normalize != "none"
     far = 0 if model.indices is None else int(model.indices.max(initial=0))
     whole = (
         np.array_equal(model.classes, np.rint(model.classes))
@@ -77,7 +74,7 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
         ].form
         == PLANES,
         "for rows of another norm than those of --normalize l2 LIBLINEAR would predict another label or number: train with "
-        "--bias none, or convert without --normalize l2": unit
+        "--bias none, or convert without --normalize l2": model.scaling.normalize != "none"
         and (model.has_targets or bool(model.intercept.any())),
         f"LIBLINEAR's indices are integers of 32 bits, the model's are up to {far}; json holds its weights": far
         >= 2**31,
@@ -86,26 +83,26 @@ def export_liblinear(model: Model, path: Path, listener: Listener, *, force: boo
     for text, is_so in lacking.items():
         if is_so:
             raise ModelError(f"LIBLINEAR's text cannot hold the model: {text}")
-    for warning in _lost_in_export(model):
-        listener.warning(warning)
-    with replacing(path) as (new,), open(new, "w", encoding="ascii", newline="\n") as file:
-        _write_liblinear(model, file)
-
-
-def _lost_in_export(model: Model) -> Iterator[str]:
-    """Tell what the format leaves out, or says otherwise."""
     if model.has_targets and not any(loss == model.loss for loss, *_ in _PROBLEMS.values()):
-        yield f"LIBLINEAR has no loss {model.loss}: the model is written as {_OF_TARGETS}, which predicts the same numbers"
+        listener.warning(
+            f"LIBLINEAR has no loss {model.loss}: the model is written as {_OF_TARGETS}, which predicts the same numbers"
+        )
     if model.scaling.normalize != "none":
-        yield (
+        listener.warning(
             "the model was trained on rows of unit norm (--normalize l2): LIBLINEAR predicts the same labels, but its "
             "decision values and probabilities are those of rows of unit norm only if the rows it is given are so"
         )
     if model.index_base == 0:
-        yield "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
+        listener.warning(
+            "the model's data counts features from 0, LIBLINEAR from 1: add 1 to each index given to LIBLINEAR"
+        )
     if model.class_names is not None:
         numbered = [f"{number} = {name}" for number, name in enumerate(model.class_names)]
-        yield f"LIBLINEAR's labels are integers: the classes are numbered, {first_of(numbered, 5)}"
+        listener.warning(
+            f"LIBLINEAR's labels are integers: the classes are numbered, {first_of(numbered, 5)}"
+        )
+    with replacing(path) as (new,), open(new, "w", encoding="ascii", newline="\n") as file:
+        _write_liblinear(model, file)
 
 
 def _write_liblinear(model: Model, file: TextIO) -> None:
@@ -185,8 +182,6 @@ def import_liblinear(path: str) -> Model:
         found = f"the line {error} is missing; only models of classifiers and of regression can be read"
     except ValueError as error:
         found = f"malformed model text: {error}"
-    except MemoryError:
-        found = "the weights do not fit in this machine's memory; free some of it"
     raise ModelError(f"{path}: {found}")
 
 
@@ -221,13 +216,10 @@ def _read(file: TextIO) -> Model:
     table = _read_table(file, n_features + (bias >= 0), n_columns)
     classes = np.sort(np.array(labels, dtype=np.float64))
     class_index = np.searchsorted(classes, labels)
-    if not labels:
-        code = np.zeros((0, 1))
-    elif n_classes == 2 and n_columns == 1:
-        code = np.array([[-1], [1]])
+    code = default_code(LOSSES[loss].form, n_classes) if labels else np.zeros((0, 1))
+    if n_classes == 2 and n_columns == 1 and labels:
         table = table if class_index[0] == 1 else -table
-    else:
-        code = np.eye(n_classes) if LOSSES[loss].form == CLASSES else 2 * np.eye(n_classes) - 1
+    elif labels:
         table = table[:, np.argsort(class_index)]
     record = ModelFile(
         loss=loss,
@@ -246,15 +238,14 @@ def _read(file: TextIO) -> Model:
 
 
 def _read_table(file: TextIO, n_rows: int, n_columns: int) -> np.ndarray:
-    """Read the weights; a header that promises more than the file can hold is refused before room is made for them."""
-    status = os.fstat(file.fileno())
-    most = (status.st_size + 1) // 2  # a digit and a space each
-    if stat.S_ISREG(status.st_mode) and n_rows * n_columns > most:
+    """Read the weights. Rows that a header only promises take no memory: the system gives it when they are written."""
+    try:
+        table = np.empty((n_rows, n_columns))
+    except MemoryError:
         raise ValueError(
-            f"the header promises {n_rows:,} rows of {counted(n_columns, 'weight')}, the file's "
-            f"{format_size(status.st_size)} hold at most {most:,} weights; correct nr_feature, or get the file again"
-        )
-    table = np.empty((n_rows, n_columns))
+            f"{n_rows:,} rows of {counted(n_columns, 'weight')}, which do not fit in this machine's memory; correct "
+            "nr_feature, or free some memory"
+        ) from None
     lines: Iterator[str] = (line for line in file if not line.isspace())
     rows = max(1, BLOCK_WEIGHTS // n_columns)
     for start in range(0, n_rows, rows):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,6 @@ from ..kernels.rows import CSR
 
 BLOCK_CELLS = 1 << 18
 """Cells encoded at a time: their numbers and entries stay in the processor's cache."""
-
-
-class EncodedRows(NamedTuple):
-    """Consecutive rows of a batch, from its row `start` on, in compressed sparse rows."""
-
-    start: int
-    indptr: np.ndarray
-    feature: np.ndarray
-    value: np.ndarray
 
 
 class RowChecker:
@@ -74,46 +65,31 @@ class MatrixEncoder(RowChecker):
     """Encoder of matrices, whose columns are indices from the first one on."""
 
     message: Callable[[int], str]  # describes a row of the matrix
-    unseen: Mapping[str, Any] = {}  # as of a table: nothing is missing or unknown in a matrix
-    unindicated: Mapping[str, Any] = {}
-    odd: Mapping[Any, Any] = {}
-    n_missing = 0
 
-    def encode(self, matrix: Any) -> Iterator[EncodedRows]:
-        """Make rows of a dense matrix, or of one in CSR, some at a time."""
+    def encode(self, matrix: Any) -> Iterator[tuple[int, CSR]]:
+        """Make rows of a dense matrix, or of one in CSR, some at a time, each time with the number of the first."""
+        n_rows, n_columns = matrix.shape
         # the index of the last column, also where it is one of zeros
-        self.largest_index = max(self.largest_index, matrix.shape[1] - 1 + self._first_index)
+        self.largest_index = max(self.largest_index, n_columns - 1 + self._first_index)
         self.state[kernels.ZERO_INDEX] = not self._first_index
-        n_rows = matrix.shape[0]
         start = 0
         while start < n_rows:
             if isinstance(matrix, np.ndarray):
-                stop = min(start + max(BLOCK_CELLS // max(matrix.shape[1], 1), 1), n_rows)
-                block = matrix[start:stop]
-                cells = np.nonzero(block)
-                starts = starts_of(np.count_nonzero(block, axis=1))
-                index = cells[1]
-                value = block[cells]
+                block = matrix[start : start + max(BLOCK_CELLS // max(n_columns, 1), 1)]
+                given = CSR(*matrix_rows(block))
             else:
                 most = matrix.indptr[start] + BLOCK_CELLS
                 stop = min(int(np.searchsorted(matrix.indptr, most, side="right")) - 1, start + BLOCK_CELLS)
-                stop = min(max(stop, start + 1), n_rows)
-                starts = matrix.indptr[start : stop + 1].astype(np.int64)
-                mine = slice(int(starts[0]), int(starts[-1]))
+                starts = matrix.indptr[start : max(stop, start + 1) + 1].astype(np.int64)
+                entries = slice(starts[0], starts[-1])
                 starts -= starts[0]
-                index, value = sorted_rows(starts, matrix.indices[mine], matrix.data[mine])
-            # in a type that kernels take: the processor's order of bytes, floats of 4 or 8 bytes
-            index = index.astype(index.dtype.newbyteorder("="), copy=False)
-            dtype = value.dtype.newbyteorder("=")
-            if dtype.kind == "f" and dtype.itemsize not in (4, 8):
-                dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
-            rows = self.check(
-                CSR(starts, index, value.astype(dtype, copy=False)),
-                lambda row, *_, first=start: self.message(first + row),
-            )
+                index, value = sorted_rows(starts, matrix.indices[entries], matrix.data[entries])
+                index = index.astype(np.int32 if index.dtype == np.int32 else np.int64, copy=False)
+                given = CSR(starts, index, _as_floats(value))
+            rows = self.check(given, lambda row, *_, first=start: self.message(first + row))
             rows.feature[:] += self._first_index
-            yield EncodedRows(start, *rows)
-            start = stop
+            yield start, rows
+            start += rows.indptr.size - 1
 
 
 def sorted_rows(starts: np.ndarray, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -190,14 +166,16 @@ def matrix_rows(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             X = X.copy()
             X.sum_duplicates()
         indptr = X.indptr.astype(np.int64, copy=False)
-        n_entries = X.indptr[-1]
-        feature = X.indices[:n_entries]
-        value = X.data[:n_entries]
+        feature = X.indices[: indptr[-1]]
+        value = X.data[: indptr[-1]]
     else:
         X = np.ascontiguousarray(X)
         present = X != 0
         indptr = starts_of(np.count_nonzero(present, axis=1))
         feature = np.nonzero(present)[1]
         value = X[present]
-    number = np.float32 if value.dtype == np.float32 else np.float64
-    return indptr, feature.astype(row_dtype(X.shape[1]), copy=False), value.astype(number, copy=False)
+    return indptr, feature.astype(row_dtype(X.shape[1]), copy=False), _as_floats(value)
+
+
+def _as_floats(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float32 if value.dtype == np.float32 else np.float64, copy=False)

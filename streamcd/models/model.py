@@ -8,27 +8,137 @@ predicts the class of the nearest plane: the smallest ``|h_r(x)| / ‖w_r‖``, 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..core.errors import ModelError
-from ..core.parallel import Threads
+from ..core.files import Count, Kind, Structure, metadata_text, replacing
 from ..core.setting import default_code
 from ..core.storage import local_path
-from ..dataset.schema import class_labels
+from ..dataset.arrow_columns import file_checksum
+from ..dataset.schema import ScalingRecord, check_class_names, class_labels
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, Loss, row_loss
-from .encoding import Encoding
+from .encoding import CATEGORIES_FILE, Encoding
 from .matrix_encoder import matrix_rows, number_matrix
-from .model_file import SPARSE_FILE, ModelFile, ModelScaling, number_text, sparse_weights, write_model
 from .scoring import ClassDecoder, score
 
-UNKNOWN_CLASS = "(unknown)"
-"""Name of a class that the model does not know."""
+
+class ModelFile(Structure, kw_only=True):
+    """Content of ``model.json``: all of a model but its large arrays; see `Model`.
+
+    `scaling`, `encoding`, and the checksums of the files beside it are set when these are written.
+    """
+
+    loss: str
+    C: float | None
+    n_features: Count
+    intercept: list[float]
+    classes: list[float]
+    code: list[list[int]] | None = None  # None: that of `default_code`
+    tie_order: list[Count] | None = None  # None: ascending
+    method: str = "dual"
+    bias: float = -1.0
+    free_bias: bool = False
+    l1: float = 0.0
+    l2: float = 1.0
+    index_base: Literal[0, 1] = 1
+    label_kind: str = "integer"
+    class_names: list[str] | None = None
+    class_weight: dict[float, float] = {}  # noqa: RUF012
+    ridge: float = 1.0
+    slack: str = "hinge"
+    parameter: float | None = None
+    fingerprint: str = ""
+    versions: dict[str, str] = {}  # noqa: RUF012
+    certificate: dict[str, float | bool | list[int] | None] = {}  # noqa: RUF012
+    scaling: ScalingRecord | None = None
+    encoding: Encoding | None = None
+    checksums: dict[str, str] = {}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ValueError("an unknown loss")
+        if not all(map(math.isfinite, (self.bias, self.C or 0.0, *self.intercept, *self.classes))):
+            raise ValueError("a number that is not finite")
+        if sorted(set(self.classes)) != self.classes:
+            raise ValueError("classes that do not ascend")
+        if self.tie_order is not None and sorted(self.tie_order) != [*range(len(self.classes))]:
+            raise ValueError("an order of other classes")
+        if any(len(row) != len(self.intercept) for row in self.code or ()):
+            raise ValueError("a code of other vectors than the intercept's")
+        if self.class_names is not None:
+            check_class_names(self.class_names, self.classes)
+
+    @property
+    def labels(self) -> list[Any]:
+        """All labels, ascending, in the source's type: integers, decimal numbers or names."""
+        return class_labels(self.classes, self.label_kind, self.class_names)
+
+    @property
+    def vector_labels(self) -> list[Any]:
+        """Names of the vectors of weights: the labels that they are for, else numbers."""
+        n_vectors = len(self.intercept)
+        if n_vectors == len(self.classes):
+            return self.labels
+        return self.labels[-1:] * n_vectors if len(self.classes) == 2 else list(range(n_vectors))
+
+
+SPARSE_FILE = "weights.npz"
+"""File of weights few of which are not 0: SciPy's of a matrix in CSC."""
+
+MODEL_FILES = {
+    "weights.npy",
+    SPARSE_FILE,
+    "scaling.npy",
+    "indices.npy",
+    "deviations.npy",
+    CATEGORIES_FILE,
+}
+"""Files of a model beside ``model.json``, of which any may be absent but for one of the first two."""
+
+MODEL = Kind(
+    "streamcd-model",
+    5,
+    ModelFile,
+    ModelError,
+    "restore it from a copy, or train again",
+)
+
+
+def stored_code(loss: str, code: np.ndarray) -> list[list[int]] | None:
+    """Return a code for a model's file, None for that of `default_code`: with many classes it would fill the file."""
+    if len(code) > 2:
+        default = default_code(LOSSES[loss].form, len(code))
+        # row by row: with many classes these may be views whose full arrays would not fit in memory
+        if code.shape == default.shape and all(map(np.array_equal, code, default)):
+            return None
+    return code.astype(np.int8, copy=False).tolist()
+
+
+def sparse_weights(blocks: Callable[[], Iterable[np.ndarray]], shape: tuple[int, int]) -> Any:
+    """Make SciPy's CSR of weights from blocks of their rows, read twice; None where it takes more than a quarter.
+
+    In memory, where 12 bytes are taken for each that is not 0, that is three quarters at most.
+    """
+    n_bytes = 8 * shape[0] * shape[1]
+    n_nonzero = 0
+    if n_bytes < 1 << 16:
+        return None
+    for block in blocks():
+        n_nonzero += int(np.count_nonzero(block))
+        if 12 * n_nonzero > n_bytes // 4:
+            return None
+    import scipy.sparse as sp  # where there are such weights: a training has no memory for it before its end
+
+    parts = [sp.csr_array((0, shape[1]))]
+    parts += map(sp.csr_array, blocks())
+    return sp.vstack(parts, format="csr")
 
 
 class Model:
@@ -113,6 +223,7 @@ class Model:
         self.scaling = scaling or Scaling()
         self.encoding = encoding
         self.indices = indices
+        self.source_indices = SourceIndices(record.index_base, indices)
         self.deviations = deviations
         self.is_sparse = hasattr(weights, "tocsr")
         self.matrix: Any  # the weights, or SciPy's CSR of them
@@ -124,26 +235,32 @@ class Model:
         else:
             self.matrix = np.ascontiguousarray(weights, dtype=np.float64)
         self.intercept = np.array(record.intercept)
+        self.n_vectors = self.intercept.size
         self.classes = np.array(record.classes)
-        n_vectors = self.intercept.size
+        self.n_classes = self.classes.size
+        self.has_targets = LOSSES[record.loss].has_targets
         if record.code is None:
             self.code = default_code(LOSSES[record.loss].form, self.n_classes)
         else:
-            self.code = np.array(record.code, dtype=np.int8).reshape(-1, n_vectors)
-        order = range(self.n_classes) if record.tie_order is None else record.tie_order
-        self.tie_order = np.array(order, dtype=np.int64)
-        fits = {
-            "weights": self.matrix.shape == (record.n_features, n_vectors),
-            "indices": indices is None or indices.shape == (record.n_features,),
-            "code": self.code.shape == (self.n_classes, n_vectors),
-            "tie_order": np.array_equal(np.sort(self.tie_order), np.arange(self.n_classes)),
-            "classes": bool((np.diff(self.classes) > 0).all()),
+            self.code = np.array(record.code, dtype=np.int8).reshape(-1, self.n_vectors)
+        self.tie_order = np.arange(self.n_classes)
+        if record.tie_order is not None:
+            self.tie_order = np.array(record.tie_order)
+        self.decoder = ClassDecoder(record.loss, self.code, self.matrix, self.tie_order)
+        self.is_binary = self.decoder.is_binary  # a single vector for two classes
+        n_features = record.n_features
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "weights": (self.matrix, (n_features, self.n_vectors)),
+            "code": (self.code, (self.n_classes, self.n_vectors)),
+            "indices": (indices, (n_features,)),
+            "scales": (self.scaling.scales, (n_features,)),
+            "deviations": (deviations, (n_features,)),
         }
-        if not all(fits.values()):
-            wrong = " and ".join(name for name, is_fit in fits.items() if not is_fit)
+        wrong = [name for name, (of, shape) in shapes.items() if of is not None and of.shape != shape]
+        if wrong:
             raise ModelError(
-                f"a model's {wrong} do not fit together: expected weights (features, vectors), "
-                "an intercept per vector, ascending classes, and a code (classes, vectors)"
+                f"a model's {' and '.join(wrong)} do not fit together: expected weights (features, vectors), "
+                "an intercept per vector, and a code (classes, vectors)"
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -172,43 +289,24 @@ class Model:
         scales = self.scaling.scales
         return self.weights if scales is None else self.weights / scales[:, np.newaxis]
 
-    @cached_property
-    def source_indices(self) -> SourceIndices:
-        """The indices of the features in the source."""
-        return SourceIndices(self.index_base, self.indices)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes that predictions take: of the weights, and what makes features of entries and classes of decisions."""
         matrix = self.matrix
-        if self.is_sparse:
-            return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
-        return int(matrix.nbytes)
-
-    @property
-    def n_vectors(self) -> int:
-        """Number of weight vectors."""
-        return self.intercept.size
-
-    @property
-    def n_classes(self) -> int:
-        """Number of labels."""
-        return int(self.classes.size)
-
-    @property
-    def has_targets(self) -> bool:
-        """Check if the model predicts numbers, rather than classes."""
-        return LOSSES[self.loss].has_targets
+        arrays = [matrix.data, matrix.indices, matrix.indptr] if self.is_sparse else [matrix]
+        if self.scaling.scales is not None:
+            arrays.append(self.scaling.scales)
+        # the code matrix in float64, and an intermediate one
+        decoder = self.decoder
+        needs_code = not (decoder.is_twin or decoder.is_binary or decoder.one_vector_per_class)
+        n_bytes = 16 * self.code.size * needs_code
+        n_bytes += self.source_indices.nbytes + (0 if self.encoding is None else self.encoding.nbytes)
+        return n_bytes + sum(array.nbytes for array in arrays)
 
     @property
     def row_loss(self) -> Loss:
         """The loss as kernels take it."""
         return row_loss(self.loss, self.slack, self.parameter)
-
-    @property
-    def is_binary(self) -> bool:
-        """Check if the model is a single vector for two classes."""
-        return self.n_classes == 2 and self.n_vectors == 1
 
     @property
     def bias_weight(self) -> np.ndarray:
@@ -223,14 +321,12 @@ class Model:
         sizes = np.abs(weights).sum() + np.abs(bias).sum() if self.l1 else 0.0
         return float(0.5 * self.l2 * squares + self.l1 * sizes)
 
-    def decisions(
-        self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray, threads: Threads | None = None
-    ) -> tuple[np.ndarray, int]:
+    def decisions(self, indptr: np.ndarray, feature: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
         """Compute ``h(x)`` of sparse rows, shape (rows, n_vectors), and count the entries of unknown features, ignored.
 
-        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`; `threads` share them.
+        Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
         """
-        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept, threads)
+        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""
@@ -266,23 +362,11 @@ class Model:
         DataError
             Where the frame lacks one of the table's columns.
         """
-        import scipy.sparse as sp
-
         from .table_encoder import encode_frame
 
         if self.encoding is None:
             raise ModelError("encode: expected a model trained on a table, found one of numbered features")
-        end = self.n_features + self.index_base
-        if self.indices is not None:
-            end = int(self.indices.max(initial=0)) + 1
-        parts = [sp.csr_array((0, self.n_features))]
-        for indptr, index, value in encode_frame(frame, self.encoding, end, self.index_base):
-            feature = self.source_indices.features(index)
-            known = feature >= 0
-            indptr = np.concatenate([[0], np.cumsum(known)])[indptr]
-            entries = value[known], feature[known], indptr
-            parts.append(sp.csr_array(entries, shape=(indptr.size - 1, self.n_features)))
-        return sp.vstack(parts, format="csr")
+        return encode_frame(frame, self.encoding, self.source_indices, self.n_features)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Compute the decision values of rows.
@@ -326,11 +410,6 @@ class Model:
         """
         return np.exp(self.log_probabilities(self.matrix_decisions(X)))
 
-    @cached_property
-    def decoder(self) -> ClassDecoder:
-        """Choice of a class by decisions."""
-        return ClassDecoder(self.loss, self.code, self.matrix, self.tie_order)
-
     @property
     def has_probabilities(self) -> bool:
         """Check if the model has probabilities: logistic, with a vector per class or one for two classes."""
@@ -352,18 +431,18 @@ class Model:
         return self.decoder.log_probabilities(decisions)
 
     def label_text(self, label: float) -> str:
-        """Format a label as in the source: a name or a number, integers without a decimal point."""
+        """Format a label as in the source: a name, (unknown) for another class, or a number, integers without a point."""
         if self.class_names is not None:
-            return self.class_names[int(label)] if label < len(self.class_names) else UNKNOWN_CLASS
-        return number_text(label, self.label_kind)
+            return self.class_names[int(label)] if label < len(self.class_names) else "(unknown)"
+        return str(int(label)) if self.label_kind == "integer" else repr(float(label))
 
     def label_texts(self) -> list[str]:
         """Format all labels, ascending, as in the source."""
-        return [self.label_text(label) for label in self.classes]
+        return [*map(str, self.label_numbers())]
 
     def label_numbers(self) -> list[int] | list[float] | list[str]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
-        return class_labels(self.classes.tolist(), self.label_kind, self.class_names)
+        return self.record.labels
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature."""
@@ -374,7 +453,22 @@ class Model:
         index = self.source_indices.of(features)
         if self.encoding is None:
             return [f"feature {number}" for number in index.tolist()]
-        return list(self.encoding.feature_names(index - self.index_base))
+        return self.encoding.feature_names(index - self.index_base)
+
+    def support(self) -> dict[str, Any]:
+        """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
+        if not self.l1:
+            return {}
+        counts = np.bincount(self.matrix.nonzero()[1], minlength=self.n_vectors).tolist()
+        return {
+            "l1": self.l1,
+            "l2": self.l2,
+            "n_nonzero": sum(counts),
+            "support": [
+                {"vector": vector, "n_nonzero": count, "share": count / max(self.n_features, 1)}
+                for vector, count in zip(self.record.vector_labels, counts, strict=True)
+            ],
+        }
 
     def to_sklearn(self) -> Any:
         """Make a fitted linear estimator of scikit-learn's that predicts the same, on what `encode` gives.
@@ -424,26 +518,45 @@ class Model:
         rows : iterable of ndarray, optional
             Blocks of rows of the weights, if they do not fit in memory; `weights` then has only their shape.
         """
-        arrays: dict[str, Any] = {}
-        matrix = None
-        if rows is None:
-            matrix = (
-                self.matrix if self.is_sparse else sparse_weights(lambda: [self.matrix], self.matrix.shape)
-            )
+        matrix = self.matrix
+        if rows is None and not self.is_sparse:
+            sparse = sparse_weights(lambda: [matrix], matrix.shape)
+            matrix = matrix if sparse is None else sparse
+        is_sparse = hasattr(matrix, "tocsr")
         deviations = self.deviations
-        if matrix is not None:
-            arrays[SPARSE_FILE] = matrix
-            deviations = deviations if deviations is None else deviations[np.diff(matrix.indptr) > 0]
-        else:
-            arrays["weights.npy"] = self.matrix if rows is None else (self.matrix.shape, rows)
-        arrays |= {
+        if is_sparse and deviations is not None:
+            deviations = deviations[np.diff(matrix.indptr) > 0]
+        encoding = self.encoding
+        contents = {
+            SPARSE_FILE if is_sparse else "weights.npy": matrix,
             "scaling.npy": self.scaling.scales,
             "indices.npy": self.indices,
             "deviations.npy": deviations,
+            CATEGORIES_FILE: encoding if encoding is not None and encoding.has_categories else None,
         }
-        arrays = {name: array for name, array in arrays.items() if array is not None}
-        record = self.record.but(
-            scaling=ModelScaling(**self.scaling.to_json()) if self.scaling.changes_values else None,
-            encoding=self.encoding and self.encoding.record(),
-        )
-        write_model(local_path(path, "a model"), record, arrays, self.encoding)
+        contents = {name: content for name, content in contents.items() if content is not None}
+        directory = local_path(path, "a model")
+        with replacing(*(directory / name for name in [*contents, "model.json"])) as (*files, description):
+            for (name, content), file_path in zip(contents.items(), files, strict=True):
+                if name == CATEGORIES_FILE:
+                    content.save(file_path)
+                    continue
+                with open(file_path, "wb") as file:
+                    if name == SPARSE_FILE:
+                        import scipy.sparse as sp
+
+                        sp.save_npz(file, content.tocsc(), compressed=False)
+                        continue
+                    header = {"descr": content.dtype.str, "fortran_order": False, "shape": content.shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for block in rows if rows is not None and name == "weights.npy" else [content]:
+                        np.ascontiguousarray(block, content.dtype).tofile(file)
+            record = self.record.but(
+                scaling=ScalingRecord(**self.scaling.to_json()) if self.scaling.changes_values else None,
+                encoding=encoding and encoding.but(categories=None),
+                checksums=dict(zip(contents, map(file_checksum, files), strict=True)),
+            )
+            description.write_bytes(metadata_text(MODEL, record.record(), allow_nan=False))
+        # files of the model that was here before
+        for name in MODEL_FILES.difference(contents):
+            (directory / name).unlink(missing_ok=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError, first_of
 from ..core.memory_budget import BLOCK_WEIGHTS
-from ..dataset.schema import class_labels
+from ..core.options import with_known_keywords
 from ..kernels.loss_table import LOSSES, PLANES
+from .model import Model
+from .stored import load_model
 
 
 def weight_blocks(
@@ -35,29 +38,18 @@ def weight_blocks(
         yield start, block if columns is None else block @ columns + 0.0
 
 
-class LargestWeights(NamedTuple):
-    """The largest weights of every column, by column and descending; `n_nonzero` is of all, by column."""
-
-    column: np.ndarray
-    row: np.ndarray
-    weight: np.ndarray
-    n_nonzero: np.ndarray
-
-
 def largest_weights(
     blocks: Iterable[tuple[int, np.ndarray]],
     n_columns: int,
     most: int,
     factors: np.ndarray | None = None,
-) -> LargestWeights:
+) -> tuple[np.ndarray, np.ndarray]:
     """Find at most so many weights of every column that are not 0, the largest by size, or by size times their row's factor.
 
-    Of equal ones those of the first rows come first.
+    Of equal ones those of the first rows come first. Returns column, row, weight and size of each, shape (4, weights), by
+    column and descending, and the number of all weights of every column that are not 0.
     """
-    column = np.empty(0, np.int64)
-    row = np.empty(0, np.int64)
-    weight = np.empty(0)
-    size = np.empty(0)
+    largest = np.empty((4, 0))
     least = np.full(n_columns, -1.0)
     n_nonzero = np.zeros(n_columns, np.int64)
     for start, block in blocks:
@@ -66,25 +58,28 @@ def largest_weights(
         if factors is not None:
             sizes *= factors[start : start + len(block), np.newaxis]
         rows, columns = np.nonzero((block != 0.0) & (sizes > least))
-        column = np.concatenate([column, columns])
-        row = np.concatenate([row, rows + start])
-        weight = np.concatenate([weight, block[rows, columns]])
-        size = np.concatenate([size, sizes[rows, columns]])
-        order = np.lexsort((row, -size, column))
-        first = np.searchsorted(column[order], np.arange(n_columns))
-        kept = order[np.arange(order.size) - first[column[order]] < most]
-        column = column[kept]
-        row = row[kept]
-        weight = weight[kept]
-        size = size[kept]
-        ends = np.cumsum(np.bincount(column, minlength=n_columns))
+        more = np.array([columns, rows + start, block[rows, columns], sizes[rows, columns]])
+        largest = np.hstack([largest, more])
+        largest = largest[:, np.lexsort((largest[1], -largest[3], largest[0]))]
+        column = largest[0].astype(np.int64)
+        first = np.searchsorted(column, np.arange(n_columns))
+        largest = largest[:, np.arange(column.size) - first[column] < most]
+        ends = np.cumsum(np.bincount(largest[0].astype(np.int64), minlength=n_columns))
         full = (np.diff(ends, prepend=0) == most) & (most > 0)
-        least[full] = size[ends[full] - 1]
-    return LargestWeights(column, row, weight, n_nonzero)
+        least[full] = largest[3, ends[full] - 1]
+    return largest, n_nonzero
 
 
-def describe_weights(model: Any, top: int = 20, label: str | float | None = None) -> dict[str, Any]:
-    """List the largest weights for every class, in the source's units.
+@with_known_keywords
+def weights(
+    model: Model | str | os.PathLike[str],
+    top: int = 20,
+    label: str | float | None = None,
+    *,
+    C: float | None = None,
+    l1: float | None = None,
+) -> dict[str, Any]:
+    """List the largest weights of a model by class, in the source's units, as ``streamcd weights --json`` prints them.
 
     The largest are those of the largest product with the standard deviation of the feature's values in the training rows:
     how far decisions vary by the feature, whatever its unit. Models without deviations, of LIBLINEAR's text or fitted to
@@ -92,11 +87,13 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
 
     Parameters
     ----------
-    model : Model
+    model : Model or path
     top : int
         Weights of a class, at most.
     label : str, optional
         The class, of several.
+    C, l1 : float, optional
+        Those of one of several models, as in `load_model`.
 
     Returns
     -------
@@ -110,103 +107,73 @@ def describe_weights(model: Any, top: int = 20, label: str | float | None = None
     ------
     UsageError
         If `top` is negative, or the model has no such class.
+
+    Examples
+    --------
+    >>> len(streamcd.weights("run", 3)["classes"][0]["weights"])
+    3
     """
+    model = load_model(model, C, l1=l1)
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
+    labels: list[Any] = [None] if model.has_targets else model.label_numbers()
+    chosen = [1] if model.is_binary else list(range(len(labels)))
+    if label is not None:
+        chosen = [_class_index(model, label)]
+    matrix = model.matrix
+    intercept = model.intercept
     columns = None  # by which classes' weights are made of vectors
-    labels: list[Any] = [None] if model.has_targets else list(model.label_numbers())
-    if model.is_binary:
-        labels = labels[1:]
-    elif not (model.has_targets or LOSSES[model.loss].form == PLANES or model.decoder.one_vector_per_class):
-        columns = model.decoder.score_code()
-    intercept = model.intercept if columns is None else model.intercept @ columns
+    if model.is_binary or not (
+        model.has_targets or LOSSES[model.loss].form == PLANES or model.decoder.one_vector_per_class
+    ):
+        columns = model.decoder.score_code()[:, chosen]
+        intercept = intercept @ columns + 0.0
+    elif label is not None:
+        matrix = matrix[:, chosen]
+        intercept = intercept[chosen]
     scales = model.scaling.scales
     deviations = model.deviations
-    largest = largest_weights(weight_blocks(model.matrix, columns=columns), len(labels), top, deviations)
-    feature = largest.row
-    source_weight = largest.weight if scales is None else largest.weight / scales[feature]
-    fields = {
-        "feature": feature.tolist(),
-        "index": model.source_indices.of(feature).tolist(),
-        "name": model.feature_names(feature),
-        "weight": source_weight.tolist(),
-    }
+    largest, n_nonzero = largest_weights(weight_blocks(matrix, columns=columns), len(chosen), top, deviations)
     order = "|weight|: the model does not know the standard deviations of its features"
     if deviations is not None:
         order = "|weight × standard deviation of the feature|"
-        fields["standardized_weight"] = (largest.weight * deviations[feature] + 0.0).tolist()
-    listed = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
-    classes = [
-        {
-            "label": of,
-            "intercept": float(intercept[column]),
-            "n_nonzero": int(largest.n_nonzero[column]),
-            "weights": [listed[k] for k in np.flatnonzero(largest.column == column).tolist()],
+    classes = []
+    for column, index in enumerate(chosen):
+        _, row, weight, _ = largest[:, largest[0] == column]
+        feature = row.astype(np.int64)
+        fields = {
+            "feature": feature.tolist(),
+            "index": model.source_indices.of(feature).tolist(),
+            "name": model.feature_names(feature),
+            "weight": (weight if scales is None else weight / scales[feature]).tolist(),
         }
-        for column, of in enumerate(labels)
-    ]
+        if deviations is not None:
+            fields["standardized_weight"] = (weight * deviations[feature] + 0.0).tolist()
+        classes.append(
+            {
+                "label": labels[index],
+                "intercept": float(intercept[column]),
+                "n_nonzero": int(n_nonzero[column]),
+                "weights": [dict(zip(fields, of, strict=True)) for of in zip(*fields.values(), strict=True)],
+            }
+        )
     return {
         "kind": "weights",
         "loss": model.loss,
         "C": model.C,
         "n_features": model.n_features,
         "ordered_by": order + ", of rows divided by their norms" * (model.scaling.normalize != "none"),
-        "classes": classes if label is None else [_of_class(model, classes, label)],
+        "classes": classes,
     }
 
 
-def _of_class(model: Any, classes: list[dict[str, Any]], label: str | float) -> dict[str, Any]:
-    """Choose a class; the smaller of two that share a vector has the other's weights with the other sign."""
-    if model.has_targets:
-        raise UsageError(f"class: expected none, of a model of numbers, found {label!r}")
+def _class_index(model: Model, label: str | float) -> int:
+    """Find a class by its label, a number also in another form, such as +1."""
     texts = model.label_texts()
     try:
-        # a number may be written +1
-        index = (
-            texts.index(str(label)) if str(label) in texts else list(map(float, texts)).index(float(label))
-        )
+        if str(label) in texts:
+            return texts.index(str(label))
+        return [float(text) for text in texts].index(float(label))
     except ValueError:
-        raise UsageError(f"class: expected one of {first_of(texts)}, found {label!r}") from None
-    if not model.is_binary or index == 1:
-        return classes[min(index, len(classes) - 1)]
-    (larger,) = classes
-    return {
-        **larger,
-        "label": model.label_numbers()[0],
-        "intercept": 0.0 - larger["intercept"],
-        "weights": [
-            of | {key: 0.0 - of[key] for key in ("weight", "standardized_weight") if key in of}
-            for of in larger["weights"]
-        ],
-    }
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What an L1 penalty leaves
-
-
-def vector_labels(model: Any, n_vectors: int) -> list[Any]:
-    """Name the vectors of weights of a model, or of its file: by the labels that they are for, else by number."""
-    labels = class_labels(np.asarray(model.classes).tolist(), model.label_kind, model.class_names)
-    if n_vectors == len(labels):
-        return labels
-    return labels[-1:] * n_vectors if len(labels) == 2 else list(range(n_vectors))
-
-
-def describe_support(model: Any, weights: Any) -> dict[str, Any]:
-    """Tell the strengths of an L1 penalty, and how many weights it has left; nothing of a model without one."""
-    if not model.l1:
-        return {}
-    n_features, n_vectors = weights.shape
-    n_nonzero = np.zeros(n_vectors, np.int64)
-    for _, block in weight_blocks(weights):
-        n_nonzero += np.count_nonzero(block, axis=0)
-    return {
-        "l1": model.l1,
-        "l2": model.l2,
-        "n_nonzero": int(n_nonzero.sum()),
-        "support": [
-            {"vector": vector, "n_nonzero": count, "share": count / max(n_features, 1)}
-            for vector, count in zip(vector_labels(model, n_vectors), n_nonzero.tolist(), strict=True)
-        ],
-    }
+        expected = "none, of a model of numbers" if model.has_targets else f"one of {first_of(texts)}"
+        raise UsageError(f"class: expected {expected}, found {label!r}") from None

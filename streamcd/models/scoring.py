@@ -35,7 +35,13 @@ def score(
         column = weights.indices
         values = weights.data[:, np.newaxis]
     shape = indptr, column, weights.shape[0]
-    entries = *_by_width(feature, np.int32, np.int64), *_by_width(value, np.float32, np.float64)
+    # in one of two types each, and none in the other, as kernels take them
+    entries: list[np.ndarray] = []
+    for array, dtypes in ((feature, (np.int32, np.int64)), (value, (np.float32, np.float64))):
+        for dtype in map(np.dtype, dtypes):
+            view = array.view(dtype) if array.itemsize == dtype.itemsize else np.zeros(0, dtype)
+            view.flags.writeable = False
+            entries.append(view)
     if threads is None:
         return out, kernels.scores((start, stop, *entries), shape, values, intercept, out)
     n_ignored: list[int] = []
@@ -46,17 +52,6 @@ def score(
 
     threads.share(score_share, start.size, int((stop - start).sum()) * out.shape[1])
     return out, sum(n_ignored)
-
-
-def _by_width(array: np.ndarray, *dtypes: type) -> list[np.ndarray]:
-    """Return an array as one of two dtypes, and none of the other, read-only."""
-    views: list[np.ndarray] = [
-        array.view(dtype) if array.itemsize == np.dtype(dtype).itemsize else np.zeros(0, dtype)
-        for dtype in dtypes
-    ]
-    for view in views:
-        view.flags.writeable = False
-    return views
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -104,9 +99,10 @@ class ClassDecoder:
         if decisions.shape[1] == 1:
             return decisions
         scores = self.scores(decisions)
-        both_infinite = np.isinf(scores).all(axis=1)  # of two twin planes with zero weights neither is nearer
         with np.errstate(invalid="ignore"):
-            return np.where(both_infinite, 0.0, scores[:, 1] - scores[:, 0])[:, np.newaxis]
+            larger = scores[:, 1:] - scores[:, :1]
+        # of two twin planes with zero weights neither is nearer
+        return np.where(np.isnan(larger), 0.0, larger)
 
     def log_probabilities(self, decisions: np.ndarray) -> np.ndarray:
         """Return the logarithms of the classes' probabilities by decisions of one vector for two classes, or one for each.
@@ -135,12 +131,6 @@ class ClassDecoder:
         if isinstance(w, np.ndarray):
             return np.sqrt(np.einsum("ij,ij->j", w, w))
         return np.sqrt(np.bincount(w.indices, w.data**2, w.shape[1]))
-
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of `score_code`; 0 if scores do not need it."""
-        is_needed = not (self.is_twin or self.is_binary or self.one_vector_per_class)
-        return 8 * self.code.size if is_needed else 0
 
     def score_code(self) -> np.ndarray:
         """Make the matrix that maps decisions to scores, shape (vectors, classes)."""

@@ -32,14 +32,13 @@ class _Evaluation:
         self.n_rows = self.n_unknown = 0
         self.weighted = False  # a row weighs other than 1
         self.all = WeightedMeans()
-        self.known = WeightedMeans()  # rows, and those whose label the model knows
+        self.known = WeightedMeans()  # of the rows whose label the model knows
         self.loss = 0.0
         self.costs = None if model.C is None or model.has_targets else model.class_costs()
-        # of each label, those that the model does not know among them: rows, and their weights by predicted class
-        self.labels = model.classes
-        k = model.n_classes if model.n_classes <= MAX_CONFUSION_LABELS else 0
-        self.label_rows = np.zeros(k, dtype=np.int64)
-        self.confusion = np.zeros((k, k))
+        # by label, of rows: their weights by predicted class, and their number; None of too many labels
+        self.confusion: dict[float, np.ndarray] | None = None
+        if model.n_classes <= MAX_CONFUSION_LABELS:
+            self.confusion = {label: np.zeros(model.n_classes + 1) for label in model.classes.tolist()}
 
     def add(self, rows: ScoredBlock) -> None:
         self.n_rows += rows.label.size
@@ -56,40 +55,29 @@ class _Evaluation:
         decisions = rows.decisions
         weight = rows.weight
         predicted = model.decoder.predicted_classes(decisions)
-        place, known = class_indices(model.classes, rows.label)
-        self.all.add(weight, accuracy=known & (place == predicted))
-        self._add_confusion(rows.label, predicted, weight)
+        index, known = class_indices(model.classes, rows.label)
+        self.all.add(weight, accuracy=known & (index == predicted))
+        if self.confusion is not None:
+            labels, of_label = np.unique(rows.label, return_inverse=True)
+            table = np.zeros((labels.size, model.n_classes + 1))
+            np.add.at(table, (of_label, predicted), weight)
+            table[:, -1] = np.bincount(of_label)
+            for label, sums in zip(labels.tolist(), table, strict=True):
+                self.confusion[label] = self.confusion.get(label, 0.0) + sums
+            if len(self.confusion) > MAX_CONFUSION_LABELS:
+                self.confusion = None
         if not known.all():
             self.n_unknown += int((~known).sum())
-            place = place[known]
+            index = index[known]
             decisions = decisions[known]
             weight = weight[known]
-        figures = {}
         if model.has_probabilities:
-            figures["log_loss"] = -model.log_probabilities(decisions)[np.arange(place.size), place]
-        self.known.add(weight, **figures)
+            logarithms = model.log_probabilities(decisions)[np.arange(index.size), index]
+            self.known.add(weight, log_loss=-logarithms)
         if self.costs is not None:
-            self.loss += float(row_losses(model, place, decisions, self.costs[place] * weight, weight).sum())
+            self.loss += float(row_losses(model, index, decisions, self.costs[index] * weight, weight).sum())
         if model.n_classes == 2:
-            self.roc.add(model.decoder.preferences(decisions)[:, 0], place == 1, weight)
-
-    def _add_confusion(self, label: np.ndarray, predicted: np.ndarray, weight: np.ndarray) -> None:
-        labels = np.union1d(self.labels, label)
-        if labels.size > MAX_CONFUSION_LABELS or not self._has_confusion:
-            self.labels = labels[: MAX_CONFUSION_LABELS + 1]
-            return
-        if labels.size > self.labels.size:
-            new = np.searchsorted(self.labels, np.setdiff1d(labels, self.labels))
-            self.confusion = np.insert(self.confusion, new, 0.0, axis=0)
-            self.label_rows = np.insert(self.label_rows, new, 0)
-            self.labels = labels
-        index = np.searchsorted(labels, label)
-        np.add.at(self.confusion, (index, predicted), weight)  # row by row, whatever the blocks
-        self.label_rows += np.bincount(index, minlength=labels.size)
-
-    @property
-    def _has_confusion(self) -> bool:
-        return self.labels.size <= MAX_CONFUSION_LABELS and not self.model.has_targets
+            self.roc.add(model.decoder.preferences(decisions)[:, 0], index == 1, weight)
 
     def result(self) -> dict[str, Any]:
         model = self.model
@@ -117,37 +105,35 @@ class _Evaluation:
             result["primal_objective"] = ridge * model.penalty() + loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area
-        if model.has_probabilities and self.known.weight:
+        if self.known.weight:
             result["log_loss"] = self.known["log_loss"]
-        return result | (self._by_label() if self._has_confusion else {})
+        return result if self.confusion is None else result | self._by_label(self.confusion)
 
-    def _by_label(self) -> dict[str, Any]:
+    def _by_label(self, confusion: dict[float, np.ndarray]) -> dict[str, Any]:
         """Return the confusion, and precision, recall and F1 of every label; None where the divisor is 0."""
-        table = np.zeros((self.labels.size, self.labels.size))
-        table[:, np.searchsorted(self.labels, self.model.classes)] = self.confusion
+        numbers = sorted(confusion)
+        rows = np.stack([confusion[number] for number in numbers])
+        table = np.zeros((len(numbers), len(numbers)))
+        table[:, np.searchsorted(numbers, self.model.classes)] = rows[:, :-1]
         if not self.weighted:
             table = table.astype(np.int64)
-        labels = [_listed_label(self.model, float(label)) for label in self.labels]
-        by_label = []
-        sums = (self.label_rows, table.sum(axis=1), table.sum(axis=0), np.diag(table))
-        for label, n_rows, true, said, hit in zip(labels, *(of.tolist() for of in sums), strict=True):
-            by_label.append(
-                {
-                    "label": label,
-                    "n_rows": n_rows,
-                    **({"sum_of_weights": true} if self.weighted else {}),
-                    "precision": hit / said if said else None,
-                    "recall": hit / true if true else None,
-                    "f1": 2 * hit / (true + said) if true + said else None,
-                }
-            )
+        labels: list[Any] = [self.model.label_text(number) for number in numbers]
+        if self.model.class_names is None:
+            are_whole = self.model.label_kind == "integer"
+            labels = [int(n) if are_whole and n == int(n) else n for n in numbers]
+        sums = rows[:, -1].astype(np.int64), table.sum(axis=1), table.sum(axis=0), np.diag(table)
+        by_label = [
+            {
+                "label": label,
+                "n_rows": n_rows,
+                **({"sum_of_weights": true} if self.weighted else {}),
+                "precision": hit / said if said else None,
+                "recall": hit / true if true else None,
+                "f1": 2 * hit / (true + said) if true + said else None,
+            }
+            for label, n_rows, true, said, hit in zip(labels, *(of.tolist() for of in sums), strict=True)
+        ]
         return {"labels": labels, "confusion": table.tolist(), "per_class": by_label}
-
-
-def _listed_label(model: Model, label: float) -> int | float | str:
-    if model.class_names is not None:
-        return model.label_text(label)
-    return int(label) if model.label_kind == "integer" and label == int(label) else label
 
 
 @takes(EvaluateOptions)

@@ -7,7 +7,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import rows_of
 from ..dataset.parts import AHEAD_BYTES
 from ..dataset.schema import FIRST_OF_ALL, ChunkData
-from ..dataset.source_features import Scaling, indices_of
+from ..dataset.source_features import Scaling, SourceIndices, indices_of
 from ..kernels.compile import load_together
 from ..models.encoding import unknown_values
 from ..models.model import Model
@@ -101,9 +101,7 @@ class Scorer:
             data = open_dataset(data)
         self.model = model
         self.dataset = data if isinstance(data, Dataset) else None
-        self.files = Files([], {}, {})
-        if self.dataset is None and is_files(data):
-            self.files = expand(data)
+        self.files = expand(data) if self.dataset is None and is_files(data) else Files([], {}, {})
         self.id_column = ""
         self.listener = options.listener or Listener()
         self.counts = Counts()
@@ -111,15 +109,17 @@ class Scorer:
         self.block_rows = max(_BLOCK_BYTES // row_bytes(model), 1)
         self._data = data
         self._compared = compared
-        self._scaling = model.scaling if model.scaling.changes_values else None
+        self._scaling = model.scaling
         self._source: Source | None = None
         self._workers = options.workers
         self._threads = threads or max(available_cores() // self._workers, 1)
-        # the code matrix in float64, and an intermediate one
-        model_bytes = model.nbytes + model.source_indices.nbytes + 2 * model.decoder.code_bytes
-        model_bytes += 0 if model.scaling.scales is None else model.scaling.scales.nbytes
-        model_bytes += 0 if model.encoding is None else model.encoding.nbytes
-        needs = {"the model": model_bytes, "decisions": self.block_rows * row_bytes(model)}
+        self._indices = SourceIndices(0)  # of files, whose entries have the source's
+        needs = {"the model": model.nbytes, "decisions": self.block_rows * row_bytes(model)}
+        loads: list[Callable[[], object]] = [
+            partial(score, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
+        ]
+        if compared:
+            loads.append(partial(losses_of, model.row_loss, *np.zeros((3, 0))))
         if self.dataset is not None:
             self._scaling = _missing_scaling(self.dataset, model)
             self._indices = indices_of(self.dataset)
@@ -129,9 +129,9 @@ class Scorer:
         else:
             paths = self.files.paths
             are_plain = all(map(is_plain, paths))
-            needs["the client of the URL"] = REMOTE_BYTES if any(map(is_url, paths)) else 0
+            needs["the client of the URL"] = REMOTE_BYTES * any(map(is_url, paths))
             needs["rows being read"] = _TEXT_BLOCKS_HELD << 16
-            needs["decompression"] = 0 if are_plain else LEAST_DECODER_BYTES
+            needs["decompression"] = LEAST_DECODER_BYTES * (not are_plain)
             needs["columns being read"] = self._open(0).held_bytes if paths and are_plain else 0
             if self._workers > 1 and (not paths or total_bytes(paths) is None):
                 self._workers = 1
@@ -139,25 +139,20 @@ class Scorer:
                     "blocks, standard input, pipes and servers without ranges are read by one process: continuing with "
                     "--workers 1"
                 )
+        self._renumbers = not self._indices.equal(model.source_indices)
         memory = parse_size(options.memory)
         self.left = require(memory, needs, "give a larger --memory, or leave --proba out")
-        room = memory_per_worker(memory, self._workers, needs, {"model": needs["the model"]})
+        room = memory_per_worker(memory, self._workers, needs, {"model": model.nbytes})
         self._worker_bytes = RESERVED_BYTES + sum(needs.values()) + room
-        loads: list[Callable[[], object]] = [
-            partial(score, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
-        ]
         if self.dataset is not None:
             self.id_column = self.dataset.id_column
             self._threads, taken = affordable_threads(self.dataset, room // 4, model.n_vectors, self._threads)
-            self.left -= taken
         else:
-            reading_bytes = min(3 * room // 8, _READING_BYTES)
-            self._source = self._open(reading_bytes)
+            taken = min(3 * room // 8, _READING_BYTES)
+            self._source = self._open(taken)
             self.id_column = self._source.encoding.id if self._source.encoding else ""
-            self.left -= reading_bytes
             loads.append(self._source.reader.load_kernels)
-        if compared:
-            loads.append(partial(losses_of, model.row_loss, *np.zeros((3, 0))))
+        self.left -= taken
         if self._workers == 1:
             load_together(*loads)
 
@@ -170,7 +165,7 @@ class Scorer:
         ends = model.indices is None
         encoding = model.encoding
         if encoding is not None:
-            encoding = replace(encoding, id="" if self._compared else encoding.id, fold="")
+            encoding = encoding.but(id="" if self._compared else encoding.id, fold="")
         block_bytes = min((1 << 16) + n_bytes // 3 // _TEXT_BLOCKS_HELD, _TEXT_BLOCK)
         reading = Reading(
             np.float64,
@@ -204,35 +199,24 @@ class Scorer:
             for block in self.part(None if source is None else Task(0, source.reader.pieces()), phase):
                 self.counts.n_ignored += block.n_ignored
                 yield block
+        if n_ignored := self.counts.n_ignored:
+            reason = f"beyond the model's width of {self.model.n_features:,} features"
+            if self.model.indices is not None:
+                reason = f"of features that are not among the model's {self.model.n_features:,}"
+            self.listener.warning(f"{counted(n_ignored, 'entry', 'entries')} ignored: {reason}")
         if source is not None:
             check_rows(self.counts.n_rows, source.reader.paths)
-        n_ignored = self.counts.n_ignored
-        query_ids = self.counts.n_query_ids
-        if query_ids:
-            self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
-        if n_ignored:
-            beyond = f"beyond the model's width of {self.model.n_features:,} features"
-            unknown = f"of features that are not among the model's {self.model.n_features:,}"
-            reason = beyond if self.model.indices is None else unknown
-            self.listener.warning(f"{counted(n_ignored, 'entry', 'entries')} ignored: {reason}")
-        for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
-            self.listener.warning(warning)
+            if query_ids := self.counts.n_query_ids:
+                self.listener.message(f"{query_ids:,} {QUERY_IDS_SKIPPED}")
+            for warning in unknown_values(self.counts.unseen, self.counts.unindicated):
+                self.listener.warning(warning)
 
     def part(self, part: range | Task | None, phase: str = "") -> Iterator[ScoredBlock]:
         """Iterate over the rows of some pieces of files, or of some chunks of a dataset, by default all."""
         if isinstance(part, Task):
             return self._of_files(part, phase)
-        dataset = self.dataset
-        assert dataset is not None
-        numbered_alike = self._indices.equal(self.model.source_indices)
-
-        def score_chunk(chunk: ChunkData) -> Iterator[ScoredBlock]:
-            if not numbered_alike:
-                index = self._indices.of(chunk.feature.astype(np.int64))
-                chunk = replace(chunk, feature=self.model.source_indices.features(index))
-            return self._score(chunk)
-
-        return scored_chunks(dataset, part, score_chunk, self._threads, self.listener, phase)
+        assert self.dataset is not None
+        return scored_chunks(self.dataset, part, self._score, self._threads, self.listener, phase)
 
     def _of_files(self, task: Task, phase: str) -> Iterator[ScoredBlock]:
         source = self._source
@@ -244,8 +228,7 @@ class Scorer:
                 counts = batch.counts
                 rows = batch.rows
                 weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
-                feature = self.model.source_indices.features(rows.index)
-                chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, feature, rows.value)
+                chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, rows.index, rows.value)
                 yield from self._score(chunk, threads, batch.kept)
         self.counts.add(counts)
 
@@ -253,16 +236,20 @@ class Scorer:
         self, chunk: ChunkData, threads: Threads | None = None, beside: Any = None
     ) -> Iterator[ScoredBlock]:
         """Score rows block by block, each divided among `threads`; `beside` has the column that identifies them."""
+        model = self.model
+        feature = chunk.feature
         value = chunk.value
-        if self._scaling is not None:
-            value = self._scaling.apply(chunk.indptr, chunk.feature, value, self.model.n_features)
+        if self._renumbers:
+            index = self._indices.of(feature.astype(np.int64, copy=False))
+            feature = model.source_indices.features(index)
+        if self._scaling.changes_values:
+            value = self._scaling.apply(chunk.indptr, feature, value, model.n_features)
         for start in range(0, chunk.label.size, self.block_rows):
-            stop = start + self.block_rows
-            indptr = chunk.indptr[start : stop + 1]
-            rows = indptr[:-1], indptr[1:], chunk.feature, value
-            scored = score(rows, self.model.matrix, self.model.intercept, threads)
-            identity = None if beside is None else rows_of(beside, start, stop).column(0)
-            block = slice(start, stop)
+            block = slice(start, start + self.block_rows)
+            indptr = chunk.indptr[start : block.stop + 1]
+            rows = indptr[:-1], indptr[1:], feature, value
+            scored = score(rows, model.matrix, model.intercept, threads)
+            identity = None if beside is None else rows_of(beside, start, block.stop).column(0)
             yield ScoredBlock(
                 chunk.source[block], chunk.label[block], chunk.weight[block], *scored, identity=identity
             )
@@ -320,8 +307,8 @@ def row_bytes(model: Model) -> int:
     return 8 * (5 * model.n_vectors + 4 * model.n_classes + 8)
 
 
-def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
-    """Return the scaling that a dataset's values still need for the model, None if scaled like its training data.
+def _missing_scaling(dataset: Dataset, model: Model) -> Scaling:
+    """Return the scaling that a dataset's values still need for the model: none if scaled like its training data.
 
     Refuses other scales, targets where the model was trained on classes, and the other way round, and features that the
     source counts from 0, where the model's are counted from 1.
@@ -340,12 +327,12 @@ def _missing_scaling(dataset: Dataset, model: Model) -> Scaling | None:
             f"{dataset.path}: expected rows with {kinds[model.has_targets]} for a model of {model.loss}, found "
             f"{kinds[dataset.has_targets]}; convert {remedy} --target, or --like the model"
         )
-    if dataset.index_base < model.index_base:
+    if dataset.index_base < model.source_indices.base:
         raise ModelError(
             f"{dataset.path}: its text counts features from 0, the model's from {model.index_base}; "
             "convert it with --like MODEL or with the training data's --index-base"
         )
-    return None if dataset.scaling == model.scaling else model.scaling
+    return Scaling() if dataset.scaling == model.scaling else model.scaling
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ class RocArea:
         self._bounds: np.ndarray | None = None  # scores, ascending; bin 2 i + 1 has those equal to bound i
         self._sums = np.zeros((2, 0))  # weights of the positive and of the negative rows in each bin
 
-    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray | None = None) -> None:
-        """Take rows: their scores, flags of those of the positive class, and their weights, all 1 by default."""
-        weight = np.ones(score.size) if weight is None else weight
+    def add(self, score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> None:
+        """Take rows: their scores, flags of those of the positive class, and their weights."""
         # descending, and -0 a tie with 0; copied, since the caller reuses its memory
         score = 0.0 - score[weight > 0]
         signed = np.where(positive, weight, -weight)[weight > 0]
@@ -87,10 +86,9 @@ class RocArea:
 
     def _count(self, score: np.ndarray, signed: np.ndarray) -> None:
         assert self._bounds is not None
-        number = np.searchsorted(self._bounds, score, side="left")
-        number += np.searchsorted(self._bounds, score, side="right")
+        first, stop = (np.searchsorted(self._bounds, score, side) for side in ("left", "right"))
         for sums, weight in zip(self._sums, (signed, -signed), strict=True):
-            sums += np.bincount(number, np.maximum(weight, 0.0), sums.size)
+            sums += np.bincount(first + stop, np.maximum(weight, 0.0), sums.size)
 
     def area(self) -> tuple[float, float] | None:
         """Compute the area of all rows and a bound on its error, 0 where all scores were held; None for one class.

@@ -13,9 +13,8 @@ from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
-from ..models.model import Model
-from ..models.model_file import ModelFile, sparse_weights, stored_code
-from ..models.stored import path_directory, stored_certificate
+from ..models.model import Model, ModelFile, sparse_weights, stored_code
+from ..models.stored import stored_certificate
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
@@ -37,7 +36,7 @@ def save_models(
     for lanes in lanes_of_models(run.problem):
         single = len(lanes) == run.problem.n_lanes
         setting = run.problem.lanes[lanes.start].setting
-        path = model_path if single else path_directory(model_path, setting)
+        path = model_path if single else model_path / setting.name
         models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False

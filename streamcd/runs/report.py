@@ -9,8 +9,8 @@ from ..core.files import begins_with, check_output, write_file
 from ..core.options import ModelOptions, takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
-from ..models.named_weights import describe_weights
-from ..models.stored import describe_model, find_model, is_model, load_model, models_of_path
+from ..models.named_weights import weights
+from ..models.stored import describe_model, find_model, is_model, models_of_path
 from ..prediction.evaluate import evaluate
 from ..report.figures import gap_figure, require_matplotlib, search_figure
 from ..report.page import render_page
@@ -80,10 +80,9 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
     sections["Model"] = ["There is none yet: training has not ended."]
     if model_path is not None:
         model = describe_model(model_path)
-        loaded = load_model(model_path)
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
         sections["Model"] = [model_table("", model), Table("made of", made_of)]
-        sections["Largest weights"] = [*class_weights_tables("weights", describe_weights(loaded))]
+        sections["Largest weights"] = [*class_weights_tables("weights", weights(model_path))]
     trained_with = facts["options"]
     gaps = [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import CheckpointError, DatasetError, StreamcdError, UsageError
+from ..core.errors import CheckpointError, DatasetError, StreamcdError
 from ..core.memory_budget import parse_size, require
 from ..core.options import Listener, Progress
 from ..core.storage import local_path, location
 from ..dataset.arrow_columns import file_checksum
 from ..dataset.dataset import Dataset, open_dataset
-from ..models.stored import is_model, load_model, models_of_path, verify_model
+from ..models.stored import is_model, verify_model
 from ..stream.slot_store import NO_SLOT, Identity
 from ..training import checkpoint
 from .config import DATA, ResolvedRun, read_config, reopen, same_dataset
@@ -33,7 +33,7 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
             try:
                 with checkpoint.open_run(folder):
                     problems = list(_run_problems(folder, listener, parse_size(memory)))
-                problems += _model_problems(folder, memory)
+                problems += verify_model(folder, memory=memory)
             except CheckpointError as error:
                 problems = [str(error)]
             return problems, "or train again with --force"
@@ -126,14 +126,3 @@ def _directory_problems(
                 slots.check(chunk)
             except CheckpointError as error:
                 yield str(error)
-
-
-def _model_problems(path: Path, memory: int | str) -> Iterator[str]:
-    single = (path / "model" / "model.json").exists()
-    for directory in [*models_of_path(path).values(), *([path / "model"] if single else [])]:
-        try:
-            load_model(directory, memory=memory)
-        except UsageError:
-            raise  # the memory is too small
-        except StreamcdError as error:
-            yield str(error)
