@@ -14,7 +14,6 @@ import numpy as np
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
-from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS
 from ..kernels.primitives import Lanes, Total
 from ..stream.arenas import RowArena, Window
@@ -57,18 +56,6 @@ class DualSolver(RowSolver):
         n_variables = 2 if problem.row_loss.kind == LOG_LOSS else 1
         return row_memory(problem, options, n_variables * problem.n_lanes, problem.n_lanes)
 
-    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
-        """Return the state before the first read: w = 0."""
-        state = super().new_state(loop)
-        over_relaxation.begin(state, self.options.omega)
-        return state
-
-    def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Load the sums of the parts' copies, too; see `RowSolver.load_kernels`."""
-        if self._steps_apart:
-            weight_kernels.add_changes(*np.zeros((2, 1)), state.w.reshape(-1), 0, 0)
-        super().load_kernels(dataset, state)
-
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
         super().new_rows(arena, start, stop)
@@ -91,35 +78,30 @@ class DualSolver(RowSolver):
         rows = shuffled_active_rows(window, lanes, order, key)
         ends = lanes[:0]
         if self.acceleration and window.number == 0:
-            n_entries = window.n_entries * window.count
-            ends = self.acceleration.first_stretches(state, lanes, rows.size, n_entries)
-        *first, rest = np.split(rows, ends)
-        for stretch in first:
+            of_pass = window.n_entries * window.count
+            ends = self.acceleration.first_stretches(state, lanes, rows.size, of_pass)
+        stretches = np.split(rows, ends)
+        for number, stretch in enumerate(stretches):
             before = state.totals[:, Total.GAP].copy()
-            self._train_stretch(window, state, stretch, lanes)
-            whole = rows.size * window.count / stretch.size
-            gap = whole * (state.totals[:, Total.GAP] - before)
-            assert self.acceleration
-            self.acceleration.end_stretch(state, lanes, gap, self.threads)
-        self._train_stretch(window, state, rest, lanes)
-
-    def _train_stretch(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = (order, *self.arguments(window, state), self.steering(state))
-        if self.problem.n_lanes > 1:
-            self._divide_lanes(window, state, rows, lanes)
-            return
-        n_rounds = 0
-        if self._steps_apart:
-            # of the dataset's mean: the entries of a row in a window depend on where it was read from
-            n_entries = order.size * (self.dataset.n_entries / max(self.dataset.n_rows, 1))
-            n_rounds = row_parts.count_rounds(n_entries, window.count, state, self.threads)
-        if not n_rounds:
-            dual_kernels.dual_visit(*rows, state.totals)
-            return
-        if self._copies.shape[1] != state.w.size:
-            self._copies = np.empty((2, state.w.size))
-        sums = state.totals, self._copies
-        row_parts.visit_in_parts(dual_kernels.dual_visit, rows, n_rounds, *sums, self.threads)
+            arguments = (stretch, *self.arguments(window, state), self.steering(state))
+            n_rounds = 0
+            if self._steps_apart:
+                # of the dataset's mean: the entries of a row in a window depend on where it was read from
+                n_entries = stretch.size * (self.dataset.n_entries / max(self.dataset.n_rows, 1))
+                n_rounds = row_parts.count_rounds(n_entries, window.count, state, self.threads)
+            if n_rounds:
+                if self._copies.shape[1] != state.w.size:
+                    self._copies = np.empty((2, state.w.size))
+                sums = state.totals, self._copies
+                row_parts.visit_in_parts(dual_kernels.dual_visit, arguments, n_rounds, *sums, self.threads)
+            elif self.problem.n_lanes > 1:
+                self._divide_lanes(window, state, arguments, lanes)
+            else:
+                dual_kernels.dual_visit(*arguments, state.totals)
+            if number + 1 < len(stretches):
+                gap = rows.size * window.count / stretch.size * (state.totals[:, Total.GAP] - before)
+                assert self.acceleration
+                self.acceleration.end_stretch(state, lanes, gap, self.threads)
 
     def _divide_lanes(
         self, window: Window, state: State, arguments: tuple[Any, ...], lanes: np.ndarray
@@ -171,7 +153,8 @@ class DualSolver(RowSolver):
         totals = state.totals
         exact = trained[totals[trained, Total.N_STEPS] <= 0.1 * totals[trained, Total.N_VISITED]]
         state.inner_tolerance[exact] = np.maximum(0.1 * state.inner_tolerance[exact], 1e-12)
-        over_relaxation.update_omega(state, state.w[self.problem.penalised], trained)
+        if self.options.omega == "auto":
+            over_relaxation.update_omega(state, state.w[self.problem.penalised], trained)
         super().end_read(state, trained)
 
 

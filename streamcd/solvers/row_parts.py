@@ -22,7 +22,7 @@ import numpy as np
 from ..core.parallel import Threads
 from ..kernels.primitives import Costs, Rows, Steering, Variables
 from ..kernels.weights import add_changes
-from .protocol import State, join_totals, new_totals
+from .protocol import NO_ROWS, State, join_totals
 
 _SHARE_IN_PARTS = 0.9  # of a round's rows
 _ROUNDS = 4  # of a window at most, and of a read at least: with fewer each part overshoots by a large share of all rows
@@ -69,10 +69,13 @@ def visit_in_parts(
 
     for chosen in np.array_split(order, n_rounds):
         n = int(_SHARE_IN_PARTS * chosen.size)
-        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in copies]  # none share a cache line
+        # one lane more, so that none share a cache line
+        sums = np.tile(NO_ROWS, (2, totals.shape[0] + 1, 1))[:, :-1]
         each = zip(np.array_split(chosen[:n], 2), copies, sums, strict=True)
         threads.run([partial(visit_part, *part) for part in each])
-        threads.share(lambda part: add_changes(*copies, w, part.start, part.stop), w.size, 3 * w.size)
+        n_parts = threads.parts(3 * w.size)
+        joined = zip(*(np.array_split(weights, n_parts) for weights in (*copies, w)), strict=True)
+        threads.run([partial(add_changes, *part) for part in joined])
         for of_part in sums:
             join_totals(totals, of_part)
         visit(chosen[n:], rows, costs, variables, steering, totals)
