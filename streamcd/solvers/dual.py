@@ -6,26 +6,32 @@ The mathematics of a visit is in `kernels/dual`. Sources: Hsieh et al., ICML 200
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
+from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS
-from ..kernels.primitives import Lanes, Total
+from ..kernels.primitives import Costs, Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
-from . import over_relaxation, row_parts
+from . import over_relaxation
 from .options import SolverOptions
 from .problem import Problem
-from .protocol import Array, Estimates, State
+from .protocol import NO_ROWS, Array, Estimates, State, join_totals
 from .row_solver import MOST_COPIED, RowSolver, row_memory, shuffled_active_rows
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
+_SHARE_IN_PARTS = 0.9  # of a round's rows
+_ROUNDS = 4  # of a window at most, and of a read at least: with fewer each part overshoots by a large share of all rows
+_ENTRIES_PER_WEIGHT = 10  # in a round, for which w and its copies are swept over eight times
+_OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 ARRAYS = (
@@ -48,7 +54,11 @@ class DualSolver(RowSolver):
         super().__init__(problem, dataset, options)
         adapts = self.acceleration is not None and self.acceleration.adapts
         self._steps_apart = adapts and problem.n_lanes == 1 and problem.n_features < MOST_COPIED
-        self._copies = np.zeros((2, 0))  # of w, for two threads
+
+    @cached_property
+    def _copies(self) -> np.ndarray:
+        """Weights of two threads."""
+        return np.empty((2, self.problem.n_features + 1))
 
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
@@ -88,12 +98,10 @@ class DualSolver(RowSolver):
             if self._steps_apart:
                 # of the dataset's mean: the entries of a row in a window depend on where it was read from
                 n_entries = stretch.size * (self.dataset.n_entries / max(self.dataset.n_rows, 1))
-                n_rounds = row_parts.count_rounds(n_entries, window.count, state, self.threads)
+                n_rounds = count_rounds(n_entries, window.count, state, self.threads)
             if n_rounds:
-                if self._copies.shape[1] != state.w.size:
-                    self._copies = np.empty((2, state.w.size))
                 sums = state.totals, self._copies
-                row_parts.visit_in_parts(dual_kernels.dual_visit, arguments, n_rounds, *sums, self.threads)
+                visit_in_parts(arguments, n_rounds, *sums, self.threads)
             elif self.problem.n_lanes > 1:
                 self._divide_lanes(window, state, arguments, lanes)
             else:
@@ -145,7 +153,7 @@ class DualSolver(RowSolver):
         """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
         estimates = super().estimate(state, trained)
         if self._steps_apart:
-            row_parts.see_harm(state, estimates.gap, trained)
+            see_harm(state, estimates.gap, trained)
         return estimates
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -164,3 +172,68 @@ def new_scratch(state: State, lanes: np.ndarray) -> Lanes:
     fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
     dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
     return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Visits of a single lane by two threads: parts of a window's rows, each of which steps on weights of its own
+#
+# The rows of a window, in their random order, make rounds. In a round both parts start from the same w and step at the same
+# time, each as if it were alone; then the changes of w are added up. That is right along the directions of rare features.
+# But along those that rows of both parts have in common each part goes all the way to the optimum: together they go twice as
+# far, and leave as large an error on the other side. Some more rows, in one part, take it away: the round's last stretch. So
+# no such error grows, and passes are hardly more than those of one part.
+#
+# The rule of acceleration sees whether parts do harm (`see_harm`), so they are for lanes whose kappa it chooses.
+#
+# Sources: Ma et al., ICML 2015 (CoCoA+), for changes added up; Ioannou et al., NeurIPS 2019 (SySCD), for rows that change
+# their part from pass to pass.
+
+
+def see_harm(state: State, gap: np.ndarray, trained: np.ndarray) -> None:
+    """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
+
+    The estimate of the gap rose then, to `gap`, and w moved back on its way, in long steps.
+    """
+    harmed = trained[((gap > state.estimate) & (state.cosine < _OPPOSITE))[trained]]
+    state.passes_in_one[harmed] = 2 * state.passes[harmed]
+
+
+def count_rounds(n_entries: float, n_windows: int, state: State, threads: Threads) -> int:
+    """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm."""
+    if state.passes[0] < state.passes_in_one[0]:
+        return 0
+    n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _ROUNDS)
+    pays = n_rounds * n_windows >= _ROUNDS and threads.parts(int(n_entries) // n_rounds) > 1
+    return n_rounds if pays else 0
+
+
+def visit_in_parts(
+    arguments: tuple[np.ndarray, Rows, Costs, Variables, Steering],
+    n_rounds: int,
+    totals: np.ndarray,
+    copies: np.ndarray,
+    threads: Threads,
+) -> None:
+    """Visit rows in rounds: ``dual_visit(*arguments, totals)``, but for the order of the steps.
+
+    Changed in place: `totals`, the variables, and `copies` (2, weights), which may hold anything.
+    """
+    order, rows, costs, variables, steering = arguments
+    w = variables.w
+
+    def visit_part(part: np.ndarray, copy: np.ndarray, sums: np.ndarray) -> None:
+        copy[:] = w
+        dual_kernels.dual_visit(part, rows, costs, variables._replace(w=copy), steering, sums)
+
+    for chosen in np.array_split(order, n_rounds):
+        n = int(_SHARE_IN_PARTS * chosen.size)
+        # one lane more, so that none share a cache line
+        sums = np.tile(NO_ROWS, (2, totals.shape[0] + 1, 1))[:, :-1]
+        each = zip(np.array_split(chosen[:n], 2), copies, sums, strict=True)
+        threads.run([partial(visit_part, *part) for part in each])
+        n_parts = threads.parts(3 * w.size)
+        joined = zip(*(np.array_split(weights, n_parts) for weights in (*copies, w)), strict=True)
+        threads.run([partial(weight_kernels.add_changes, *part) for part in joined])
+        for of_part in sums:
+            join_totals(totals, of_part)
+        dual_kernels.dual_visit(chosen[n:], rows, costs, variables, steering, totals)
