@@ -6,7 +6,7 @@ The mathematics of a visit is in `kernels/dual`. Sources: Hsieh et al., ICML 200
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,8 @@ class DualSolver(RowSolver):
         super().__init__(problem, dataset, options)
         adapts = self.acceleration is not None and self.acceleration.adapts
         self._steps_apart = adapts and problem.n_lanes == 1 and problem.n_features < MOST_COPIED
-
-    @cached_property
-    def _copies(self) -> np.ndarray:
-        """Weights of two threads."""
-        return np.empty((2, self.problem.n_features + 1))
+        # weights of two threads, which take no memory until then
+        self._copies = np.empty((2, problem.n_features + 1 if self._steps_apart else 0))
 
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
