@@ -14,7 +14,7 @@ from small_datasets import random_rows, windows_of, write_dataset
 import streamcd
 from streamcd import Dataset
 from streamcd.core.parallel import Threads
-from streamcd.solvers import row_parts
+from streamcd.solvers import dual
 
 KINDS: dict[str, dict[str, Any]] = {
     "squared_hinge": {},
@@ -28,15 +28,15 @@ class Rounds:
     """Counts the rounds of visits; `least` is the least number of operations of a part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, least: int) -> None:
-        self.n, count = 0, row_parts.count_rounds
+        self.n, count = 0, dual.count_rounds
 
         def counted(*arguments: Any) -> int:
             n_rounds = count(*arguments)
             self.n += n_rounds
             return n_rounds
 
-        monkeypatch.setattr(row_parts, "count_rounds", counted)
-        monkeypatch.setattr(row_parts, "_ROUNDS", 1)
+        monkeypatch.setattr(dual, "count_rounds", counted)
+        monkeypatch.setattr(dual, "_ROUNDS", 1)
         monkeypatch.setattr("streamcd.core.parallel._LEAST_OPERATIONS", least)
 
 
@@ -81,9 +81,9 @@ def test_a_run_in_parts_that_is_stopped_and_resumed_ends_with_the_same_bits(
 
 def test_parts_that_would_be_joined_a_few_times_a_read_are_one() -> None:
     state: Any = SimpleNamespace(w=np.zeros(300_000), passes=[0], passes_in_one=[0])
-    assert row_parts.count_rounds(4.3e6, 1, state, Threads(2)) == 0
-    assert row_parts.count_rounds(4.3e6, 16, state, Threads(2)) == 1
-    assert row_parts.count_rounds(4.3e6, 16, state, Threads(1)) == 0
+    assert dual.count_rounds(4.3e6, 1, state, Threads(2)) == 0
+    assert dual.count_rounds(4.3e6, 16, state, Threads(2)) == 1
+    assert dual.count_rounds(4.3e6, 16, state, Threads(1)) == 0
 
 
 def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
@@ -101,7 +101,7 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
     assert rounds_of(half + 1) == rounds_of(half // 2, threads=1) == 0
     assert rounds_of(half // 2, acceleration="none") == rounds_of(half // 2, acceleration=5.0) == 0
     assert rounds_of(half // 2, C=[0.01, 0.1]) == 0
-    monkeypatch.setattr(row_parts, "_ENTRIES_PER_WEIGHT", data.n_entries // 31 + 1)
+    monkeypatch.setattr(dual, "_ENTRIES_PER_WEIGHT", data.n_entries // 31 + 1)
     assert rounds_of(half // 2) == 0
 
 
@@ -112,10 +112,10 @@ def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> 
 
     # a fall; a rise on a straight way; and no gap is known before the first pass
     for calm, gap in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(np.nan, -0.9), 1.1)):
-        row_parts.see_harm(calm, np.array([gap]), np.array([0]))
+        dual.see_harm(calm, np.array([gap]), np.array([0]))
         assert not calm.passes_in_one[0]
     swinging = state(1.0, -0.9)
-    row_parts.see_harm(swinging, np.array([1.1]), np.array([0]))
+    dual.see_harm(swinging, np.array([1.1]), np.array([0]))
     assert swinging.passes_in_one[0] == 6
 
 
@@ -123,7 +123,7 @@ def test_swings_of_a_single_round_end_by_passes_in_one_part(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one round in a window, and few rows in one part, errors of common directions grow from pass to pass."""
-    monkeypatch.setattr(row_parts, "_SHARE_IN_PARTS", 0.99)
+    monkeypatch.setattr(dual, "_SHARE_IN_PARTS", 0.99)
     rounds = Rounds(monkeypatch, 1)
     result = streamcd.train(
         data, tmp_path / "run", C=10.0, method="dual", tol=1e-4, max_passes=200, threads=2

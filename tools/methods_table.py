@@ -12,8 +12,9 @@ import numpy as np
 
 from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import LOSSES, SOLVERS, SolverEntry
+from streamcd.solvers.options import SolverOptions
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.registry import check_combination
+from streamcd.solvers.registry import choose_solver
 from tools.marked_section import replace_section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
@@ -30,7 +31,7 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
         "n_features": 1,
     }
     try:
-        check_combination(make_problem(loss=entry.loss, **two, **asked), entry.method)
+        choose_solver(make_problem(loss=entry.loss, **two, **asked), SolverOptions(entry.method))
     except UsageError:
         return False
     return True

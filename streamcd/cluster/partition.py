@@ -21,7 +21,7 @@ from ..kernels import rounds as kernels
 from ..kernels.primitives import Total
 from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
-from ..solvers.protocol import CERTIFY, DONE, START, TRAIN, State, new_totals
+from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, State
 from ..solvers.registry import find_solver, make_solver
 from ..stream.arenas import RowArena, Window, class_codes
 from ..stream.memory_plan import make_plan, plan_shards
@@ -344,7 +344,7 @@ class Partition(SumPartition):
         summed = self._solver.summing(state)
         if summed.size:
             self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
-        totals = new_totals(n_lanes)
+        totals = np.tile(NO_ROWS, (n_lanes, 1))
         change = np.zeros(n_lanes)
         return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes), summed)
 
@@ -358,7 +358,7 @@ class Partition(SumPartition):
             local.state.phase[local.state.lanes_in(START, CERTIFY)] = DONE
         elif last:
             local.totals[:, _OF_LAST_PASS] = totals[:, _OF_LAST_PASS]
-        totals[:] = new_totals(self._n_lanes)
+        totals[:] = NO_ROWS
 
     def _change(self, local: _LocalRound, w: np.ndarray) -> np.ndarray:
         """Return the change of w, and complete the sums."""

@@ -51,9 +51,9 @@ def add_penalty_terms(w, v, columns, sums):
 
 
 @kernel
-def add_changes(first, second, w, start, stop):
-    """Add ``first - w`` and ``second - w``, the changes of two copies of `w`, to ``w[start:stop]``, in place."""
-    for j in range(start, stop):
+def add_changes(first, second, w):
+    """Add ``first - w`` and ``second - w``, the changes of two copies of `w`, to `w`, in place."""
+    for j in range(w.size):
         w[j] += (first[j] - w[j]) + (second[j] - w[j])
 
 

@@ -26,7 +26,7 @@ from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..kernels.primitives import Total
 from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from .problem import Problem
-from .protocol import TRAIN, Array, State, deviation
+from .protocol import ROUNDING, TRAIN, Array, State
 
 LEAST_KAPPA = 1e-3
 MOST_KAPPA = 1e9
@@ -83,43 +83,36 @@ class Acceleration:
         self._most = np.full(problem.n_lanes, np.inf)
         self.adapts = kappa == "auto"
         if not self.adapts:
-            self._first = np.full(problem.n_lanes, float(kappa))
+            self.first_kappa = np.full(problem.n_lanes, float(kappa))
             return
         square = ((problem.free_bias and dataset.centre) or dataset).mean_square
         curvature = _mean_cost(problem, dataset) * ((1.0 if square is None else square) + problem.bias**2)
         share = _FIRST_SHARE / 8 if entry.kind == LOG_LOSS else _FIRST_SHARE
-        self._first = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
+        self.first_kappa = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
         # alpha grows with the targets, where it has no bounds; the curvature, that of squared errors at most, does not
         if entry.has_targets and entry.smooth:
             # rows are in random order: the first chunk tells of their weights
             weight = dataset.read_rows(0, ("weight",))[0].mean() if dataset.weighted else 1.0
             self._most = 2.0 * weight * curvature
 
-    def begin(self, state: State) -> None:
-        """Set kappa and theta of a new state."""
-        state.kappa[:] = self._first
-        state.theta[:] = self.adapts
-
     def begin_pass(self, state: State, lanes: np.ndarray, threads: Threads) -> None:
         """Move the centres of lanes that begin a training read: ``v, w = w, (w(alpha) + kappa w)/(1 + kappa)``."""
         new = lanes[~state.in_pass[lanes]]
         if not new.size:
             return
-        w, beside = self._penalised(state)
+        penalised = self._problem.penalised
         columns = self._problem.columns(new)
         kappa = np.repeat(state.kappa, self._width)
-        begin = weight_kernels.begin_pass
-        threads.share(lambda rows: begin(w[rows], beside[rows], columns, kappa), w.shape[0], w.size)
+        n_parts = threads.parts(state.w.size)
+        arrays = [np.array_split(of[penalised], n_parts) for of in (state.w, state.centre_or_w_alpha)]
+        each = zip(*arrays, strict=True)
+        threads.run([partial(weight_kernels.begin_pass, *part, columns, kappa) for part in each])
         if self._problem.free_bias:  # it has a centre of its own, with 1 + kappa for kappa (`free_bias`)
             bias = state.w[-1]
             centre = state.centre_or_w_alpha[-1]
             mu = 1.0 + kappa[columns]
             bias[columns], centre[columns] = centre[columns] / mu + bias[columns], bias[columns]
         state.in_pass[new] = True
-
-    def _penalised(self, state: State) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._problem.penalised
-        return state.w[rows], state.centre_or_w_alpha[rows]
 
     def end_pass(self, state: State, trained: np.ndarray, threads: Threads) -> None:
         """Leave w and w(alpha) where a training read ended, and measure the read.
@@ -129,11 +122,24 @@ class Acceleration:
             w(alpha) = mu w - kappa v          (of a free bias: mu (b - c))
             distance = ½ ‖w - w(alpha)‖² = ½ kappa² ‖m‖²
             cosine   = m·m₀ / (‖m‖ ‖m₀‖)       (of their sketches)
-            v_error  + deviation(mu √((n + 9) ‖w‖²) + 3 mu ‖m‖ + √(Σ a² q))
+            v_error  + ROUNDING (mu √((n + 9) ‖w‖²) + 3 mu ‖m‖ + √(Σ a² q))
 
         The last is the rounding of w(alpha), that of the read's steps, times mu.
         """
-        sums, sketch = self._measure_movement(state, trained, threads)
+        n_lanes = state.kappa.size
+        n_vectors = state.w.shape[1]
+        vector_sums = np.zeros((3, n_vectors))
+        sketch = np.zeros((N_BUCKETS, n_lanes))
+        penalised = self._problem.penalised
+        points = state.w[penalised], state.centre_or_w_alpha[penalised]
+        vector_kappa = np.repeat(state.kappa, self._width)
+        parts = np.array_split(trained, min(threads.parts(state.w.size), trained.size))
+        calls = []
+        for part in parts:  # a lane has sums of its own
+            movement = Movement(vector_sums, sketch, np.empty(n_vectors))
+            calls.append(partial(weight_kernels.end_pass, *points, part, vector_kappa, movement))
+        threads.run(calls)
+        sums = vector_sums.reshape(3, n_lanes, -1).sum(axis=2)
         kappa = state.kappa[trained]
         mu = 1.0 + kappa
         if self._problem.free_bias:
@@ -143,9 +149,14 @@ class Acceleration:
         state.in_pass[trained] = False
         state.moves[trained] += 1
         for block in np.array_split(trained, 1 + trained.size // 64):
-            movement = np.ascontiguousarray(sketch[:, block].T)
-            state.cosine[block] = _cosines(movement, state.movement[block])
-            state.movement[block] = movement
+            moved = np.ascontiguousarray(sketch[:, block].T)
+            before = state.movement[block]
+            products, *squares = (
+                np.einsum("ij,ij->i", *pair) for pair in ((moved, before), (moved, moved), (before, before))
+            )
+            norms = np.sqrt(squares[0] * squares[1])
+            state.cosine[block] = np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
+            state.movement[block] = moved
         totals = state.totals[trained]
         state.distance[trained] = 0.5 * kappa**2 * sums[MOVED, trained]
         state.w_alpha_square[trained] = sums[ALPHA_NORM, trained]
@@ -154,24 +165,7 @@ class Acceleration:
         state.alpha_square[trained] += totals[:, Total.ALPHA_SQUARE] * mu
         steps = mu * np.sqrt((totals[:, Total.N_VISITED] + 9.0) * sums[NORM, trained])
         end = 3.0 * mu * np.sqrt(sums[MOVED, trained])
-        state.v_error[trained] += deviation(steps + end + np.sqrt(state.alpha_square[trained]))
-
-    def _measure_movement(
-        self, state: State, trained: np.ndarray, threads: Threads
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Replace the centres by w(alpha); returns the `Movement` of every lane: (3, lanes) and (N_BUCKETS, lanes)."""
-        n_lanes = self._first.size
-        n_vectors = n_lanes * self._width
-        sums = np.zeros((3, n_vectors))
-        sketch = np.zeros((N_BUCKETS, n_lanes))
-        kappa = np.repeat(state.kappa, self._width)
-        end = partial(weight_kernels.end_pass, *self._penalised(state))
-        n_parts = min(threads.parts(state.w.size), trained.size)
-        parts = np.array_split(trained, n_parts)  # a lane has sums of its own
-        threads.run(
-            [partial(end, part, kappa, Movement(sums, sketch, np.empty(n_vectors))) for part in parts]
-        )
-        return sums.reshape(3, n_lanes, -1).sum(axis=2), sketch
+        state.v_error[trained] += ROUNDING * (steps + end + np.sqrt(state.alpha_square[trained]))
 
     def first_stretches(self, state: State, lanes: np.ndarray, n_rows: int, n_entries: int) -> np.ndarray:
         """Return where stretches of the first window of the first pass end, after which kappa is set anew; else nothing.
@@ -250,20 +244,6 @@ class Acceleration:
         slow = np.clip(kappa, old * np.exp(-fall), old * np.exp(rise))
         state.theta[lanes] = theta
         state.kappa[lanes] = np.clip(np.where(early, kappa, slow), LEAST_KAPPA, MOST_KAPPA)
-
-
-def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the cosine of each row of `a` with that of `b`; 0 where one is 0."""
-    norms = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
-    products = np.einsum("ij,ij->i", a, b)
-    return np.divide(products, norms, out=np.zeros(norms.size), where=norms > 0)
-
-
-def make_acceleration(problem: Problem, kappa: float | str, dataset: Dataset) -> Acceleration | None:
-    """Make the acceleration of a solver over rows, or None; with kappa 0 it moves the centre of a free bias alone."""
-    if kappa == "none":
-        return Acceleration(problem, 0.0, dataset) if problem.free_bias else None
-    return Acceleration(problem, kappa, dataset)
 
 
 def restores_rows_after(state: State, training: np.ndarray) -> bool:

@@ -20,7 +20,7 @@ from ..stream.memory_plan import SolverMemory
 from .options import SolverOptions
 from .problem import Problem
 from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, State, violation
-from .row_solver import RowSolver, penalised_blocks, row_memory, rows_of, shuffled_active_rows
+from .row_solver import RowSolver, penalised_blocks, row_memory, shuffled_active_rows
 
 ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)
 """State of `ClassSolver`."""
@@ -69,11 +69,13 @@ class ClassSolver(RowSolver):
         steering = self.steering(state)
         arguments = self.arguments(window, state)
 
+        flags = np.arange(self.layout.n_flags).reshape(self.problem.n_lanes, -1)
+
         def train_lanes(part: int) -> None:
             room = order if part == 0 else np.empty_like(order)
             for lane in lanes[part::n_parts].tolist():
                 numbers = float(steering.inverse_mu[lane]), float(steering.uncounted[lane])
-                chosen = shuffled_active_rows(window, self.flags(np.array([lane])), room, key)
+                chosen = shuffled_active_rows(window, flags[lane], room, key)
                 kernels.class_visit(chosen, *arguments, self.lane_columns(lane, *numbers), state.totals, True)
 
         self.threads.run([partial(train_lanes, part) for part in range(n_parts)])
@@ -142,7 +144,7 @@ class FreeBiasClassSolver(ClassSolver):
         sums = state.class_sums.reshape(-1)
         for lane in lanes:
             if not state.has_sums[lane]:
-                rows = (order, rows_of(window), self.problem.costs, self.lane_columns(lane))
+                rows = (order, window.arena.rows, self.problem.costs, self.lane_columns(lane))
                 kernels.add_class_rows(*rows, self.problem.lane_vectors, sums)
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:

@@ -12,21 +12,26 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..kernels import dual as dual_kernels
 from ..kernels import weights as weight_kernels
 from ..kernels.loss_table import LOG_LOSS
-from ..kernels.primitives import Lanes, Total
+from ..kernels.primitives import Costs, Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
-from . import over_relaxation, row_parts
+from . import over_relaxation
 from .options import SolverOptions
 from .problem import Problem
-from .protocol import Array, Estimates, State
+from .protocol import NO_ROWS, Array, Estimates, State, join_totals
 from .row_solver import MOST_COPIED, RowSolver, row_memory, shuffled_active_rows
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
+_SHARE_IN_PARTS = 0.9  # of a round's rows
+_ROUNDS = 4  # of a window at most, and of a read at least: with fewer each part overshoots by a large share of all rows
+_ENTRIES_PER_WEIGHT = 10  # in a round, for which w and its copies are swept over eight times
+_OPPOSITE = -0.6  # cosine of successive movements below which a gap that rises tells of an error that grows
 _LEAST_ALPHA = 1e-24  # over C: the sum over 10^8 rows is below the rounding of w
 
 ARRAYS = (
@@ -49,25 +54,14 @@ class DualSolver(RowSolver):
         super().__init__(problem, dataset, options)
         adapts = self.acceleration is not None and self.acceleration.adapts
         self._steps_apart = adapts and problem.n_lanes == 1 and problem.n_features < MOST_COPIED
-        self._copies = np.zeros((2, 0))  # of w, for two threads
+        # weights of two threads, which take no memory until then
+        self._copies = np.empty((2, problem.n_features + 1 if self._steps_apart else 0))
 
     @staticmethod
     def memory_of(problem: Problem, dataset: Dataset, options: SolverOptions) -> SolverMemory:
         """Count alpha of every row and lane; of the logistic loss ``C - alpha`` too, as a subtraction loses its digits."""
         n_variables = 2 if problem.row_loss.kind == LOG_LOSS else 1
         return row_memory(problem, options, n_variables * problem.n_lanes, problem.n_lanes)
-
-    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
-        """Return the state before the first read: w = 0."""
-        state = super().new_state(loop)
-        over_relaxation.begin(state, self.options.omega)
-        return state
-
-    def load_kernels(self, dataset: Dataset, state: State) -> None:
-        """Load the sums of the parts' copies, too; see `RowSolver.load_kernels`."""
-        if self._steps_apart:
-            weight_kernels.add_changes(*np.zeros((2, 1)), state.w.reshape(-1), 0, 0)
-        super().load_kernels(dataset, state)
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
@@ -91,35 +85,28 @@ class DualSolver(RowSolver):
         rows = shuffled_active_rows(window, lanes, order, key)
         ends = lanes[:0]
         if self.acceleration and window.number == 0:
-            n_entries = window.n_entries * window.count
-            ends = self.acceleration.first_stretches(state, lanes, rows.size, n_entries)
-        *first, rest = np.split(rows, ends)
-        for stretch in first:
+            of_pass = window.n_entries * window.count
+            ends = self.acceleration.first_stretches(state, lanes, rows.size, of_pass)
+        stretches = np.split(rows, ends)
+        for number, stretch in enumerate(stretches):
             before = state.totals[:, Total.GAP].copy()
-            self._train_stretch(window, state, stretch, lanes)
-            whole = rows.size * window.count / stretch.size
-            gap = whole * (state.totals[:, Total.GAP] - before)
-            assert self.acceleration
-            self.acceleration.end_stretch(state, lanes, gap, self.threads)
-        self._train_stretch(window, state, rest, lanes)
-
-    def _train_stretch(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        rows = (order, *self.arguments(window, state), self.steering(state))
-        if self.problem.n_lanes > 1:
-            self._divide_lanes(window, state, rows, lanes)
-            return
-        n_rounds = 0
-        if self._steps_apart:
-            # of the dataset's mean: the entries of a row in a window depend on where it was read from
-            n_entries = order.size * (self.dataset.n_entries / max(self.dataset.n_rows, 1))
-            n_rounds = row_parts.count_rounds(n_entries, window.count, state, self.threads)
-        if not n_rounds:
-            dual_kernels.dual_visit(*rows, state.totals)
-            return
-        if self._copies.shape[1] != state.w.size:
-            self._copies = np.empty((2, state.w.size))
-        sums = state.totals, self._copies
-        row_parts.visit_in_parts(dual_kernels.dual_visit, rows, n_rounds, *sums, self.threads)
+            arguments = (stretch, *self.arguments(window, state), self.steering(state))
+            n_rounds = 0
+            if self._steps_apart:
+                # of the dataset's mean: the entries of a row in a window depend on where it was read from
+                n_entries = stretch.size * (self.dataset.n_entries / max(self.dataset.n_rows, 1))
+                n_rounds = count_rounds(n_entries, window.count, state, self.threads)
+            if n_rounds:
+                sums = state.totals, self._copies
+                visit_in_parts(arguments, n_rounds, *sums, self.threads)
+            elif self.problem.n_lanes > 1:
+                self._divide_lanes(window, state, arguments, lanes)
+            else:
+                dual_kernels.dual_visit(*arguments, state.totals)
+            if number + 1 < len(stretches):
+                gap = rows.size * window.count / stretch.size * (state.totals[:, Total.GAP] - before)
+                assert self.acceleration
+                self.acceleration.end_stretch(state, lanes, gap, self.threads)
 
     def _divide_lanes(
         self, window: Window, state: State, arguments: tuple[Any, ...], lanes: np.ndarray
@@ -163,7 +150,7 @@ class DualSolver(RowSolver):
         """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
         estimates = super().estimate(state, trained)
         if self._steps_apart:
-            row_parts.see_harm(state, estimates.gap, trained)
+            see_harm(state, estimates.gap, trained)
         return estimates
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -171,7 +158,8 @@ class DualSolver(RowSolver):
         totals = state.totals
         exact = trained[totals[trained, Total.N_STEPS] <= 0.1 * totals[trained, Total.N_VISITED]]
         state.inner_tolerance[exact] = np.maximum(0.1 * state.inner_tolerance[exact], 1e-12)
-        over_relaxation.update_omega(state, state.w[self.problem.penalised], trained)
+        if self.options.omega == "auto":
+            over_relaxation.update_omega(state, state.w[self.problem.penalised], trained)
         super().end_read(state, trained)
 
 
@@ -181,3 +169,68 @@ def new_scratch(state: State, lanes: np.ndarray) -> Lanes:
     fetched, live = (np.zeros(n_lanes + _LINE, dtype=np.int64) for _ in range(2))
     dots, steps = (np.zeros(n_lanes + _LINE) for _ in range(2))
     return Lanes(lanes, fetched, dots[:n_lanes], live, steps[:n_lanes])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Visits of a single lane by two threads: parts of a window's rows, each of which steps on weights of its own
+#
+# The rows of a window, in their random order, make rounds. In a round both parts start from the same w and step at the same
+# time, each as if it were alone; then the changes of w are added up. That is right along the directions of rare features.
+# But along those that rows of both parts have in common each part goes all the way to the optimum: together they go twice as
+# far, and leave as large an error on the other side. Some more rows, in one part, take it away: the round's last stretch. So
+# no such error grows, and passes are hardly more than those of one part.
+#
+# The rule of acceleration sees whether parts do harm (`see_harm`), so they are for lanes whose kappa it chooses.
+#
+# Sources: Ma et al., ICML 2015 (CoCoA+), for changes added up; Ioannou et al., NeurIPS 2019 (SySCD), for rows that change
+# their part from pass to pass.
+
+
+def see_harm(state: State, gap: np.ndarray, trained: np.ndarray) -> None:
+    """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
+
+    The estimate of the gap rose then, to `gap`, and w moved back on its way, in long steps.
+    """
+    harmed = trained[((gap > state.estimate) & (state.cosine < _OPPOSITE))[trained]]
+    state.passes_in_one[harmed] = 2 * state.passes[harmed]
+
+
+def count_rounds(n_entries: float, n_windows: int, state: State, threads: Threads) -> int:
+    """Count the rounds of a window's rows, with about so many entries; 0 where one part is faster, or did less harm."""
+    if state.passes[0] < state.passes_in_one[0]:
+        return 0
+    n_rounds = min(int(n_entries / (_ENTRIES_PER_WEIGHT * state.w.size)), _ROUNDS)
+    pays = n_rounds * n_windows >= _ROUNDS and threads.parts(int(n_entries) // n_rounds) > 1
+    return n_rounds if pays else 0
+
+
+def visit_in_parts(
+    arguments: tuple[np.ndarray, Rows, Costs, Variables, Steering],
+    n_rounds: int,
+    totals: np.ndarray,
+    copies: np.ndarray,
+    threads: Threads,
+) -> None:
+    """Visit rows in rounds: ``dual_visit(*arguments, totals)``, but for the order of the steps.
+
+    Changed in place: `totals`, the variables, and `copies` (2, weights), which may hold anything.
+    """
+    order, rows, costs, variables, steering = arguments
+    w = variables.w
+
+    def visit_part(part: np.ndarray, copy: np.ndarray, sums: np.ndarray) -> None:
+        copy[:] = w
+        dual_kernels.dual_visit(part, rows, costs, variables._replace(w=copy), steering, sums)
+
+    for chosen in np.array_split(order, n_rounds):
+        n = int(_SHARE_IN_PARTS * chosen.size)
+        # one lane more, so that none share a cache line
+        sums = np.tile(NO_ROWS, (2, totals.shape[0] + 1, 1))[:, :-1]
+        each = zip(np.array_split(chosen[:n], 2), copies, sums, strict=True)
+        threads.run([partial(visit_part, *part) for part in each])
+        n_parts = threads.parts(3 * w.size)
+        joined = zip(*(np.array_split(weights, n_parts) for weights in (*copies, w)), strict=True)
+        threads.run([partial(weight_kernels.add_changes, *part) for part in joined])
+        for of_part in sums:
+            join_totals(totals, of_part)
+        dual_kernels.dual_visit(chosen[n:], rows, costs, variables, steering, totals)

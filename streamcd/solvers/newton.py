@@ -25,6 +25,7 @@ from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
+    ROUNDING,
     START_NORM,
     TRAIN,
     Array,
@@ -33,10 +34,8 @@ from .protocol import (
     State,
     all_rows,
     certificate,
-    deviation,
 )
 from .quadratic_model import MatrixModel, Penalty, minimise, slope_norms, solve_positive
-from .row_solver import rows_of
 
 _PARTS = 4  # of a window that are summed up
 _MOST_IN_PARTS = 1 << 23  # elements of all lanes' Hessians, of which every part of a window sums up its own
@@ -134,7 +133,7 @@ class NewtonSolver(Solver):
 
     def add_window(self, window: Window, state: State, order: np.ndarray) -> None:
         """Add a window's rows to the sums, in parts: of the rows, or of the Hessian's rows where that is large."""
-        rows = rows_of(window)
+        rows = window.arena.rows
         order = all_rows(window, order)
         lanes = state.lanes_in(TRAIN, CERTIFY)
         problem = self.problem
@@ -205,11 +204,10 @@ class NewtonSolver(Solver):
         with np.errstate(all="ignore"):  # the loop says what is wrong
             primal = self.problem.penalty(state.w) + totals[:, Total.LOSS]
             norm = np.sqrt(np.einsum("ij,ij->i", w, w))
-            error = deviation(
-                np.sqrt(totals[:, Total.N_VISITED]) * norm + np.sqrt(totals[:, Total.ALPHA_SQUARE])
-            )
+            size = np.sqrt(totals[:, Total.N_VISITED]) * norm + np.sqrt(totals[:, Total.ALPHA_SQUARE])
+            error = ROUNDING * size
             gap, v = self._dual_point(state, error)
-            more = deviation(norm * totals[:, Total.SLOPE])
+            more = ROUNDING * (norm * totals[:, Total.SLOPE])
             for lane in range(self.problem.n_lanes):
                 l1, l2, free_bias = Penalty.of_lane(self.problem, lane)
                 n = self._size - free_bias

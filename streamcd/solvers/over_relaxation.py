@@ -17,7 +17,7 @@ CANDIDATE = 1.5
 """Omega tried against 1. On four real datasets on which 1 took 14 to 300 passes, 1.4 and 1.6 took 0.65 to 1.4 times as many;
 where 1 took 7, 1.4 to 2.4 times. See docs/methods.md."""
 
-_BEGIN = 5  # the pass at which the first trial begins; each later one at ten times the pass
+BEGIN = 5  # the pass at which the first trial begins; each later one at ten times the pass
 
 
 def young(rho: float) -> float:
@@ -40,19 +40,11 @@ ARRAYS = (
 """State of over-relaxation."""
 
 
-def begin(state: State, omega: float | str) -> None:
-    """Set omega of a new state: a number, or "auto" for trials."""
-    number = 1.0 if omega == "auto" else float(omega)
-    state.omega[:] = number
-    state.kept_omega[:] = number
-    state.trial_begin[:] = _BEGIN if omega == "auto" else 0
-
-
 def update_omega(state: State, w: np.ndarray, trained: np.ndarray) -> None:
-    """Set the omega of the next pass, for lanes whose omega is chosen by trial; `w` has the penalised weights."""
-    for lane in trained[state.trial_begin[trained] > 0].tolist():
+    """Set the omega of the next pass, which is chosen by trial; `w` has the penalised weights."""
+    for lane in trained.tolist():
         first = int(state.trial_begin[lane])
-        block, rest = divmod(int(state.passes[lane]) - first, max(_BEGIN, first // 5))
+        block, rest = divmod(int(state.passes[lane]) - first, max(BEGIN, first // 5))
         if block < 0 or rest:
             continue
         omega = float(state.kept_omega[lane])

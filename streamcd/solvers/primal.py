@@ -129,7 +129,7 @@ class PrimalSolver(Solver):
         lanes = np.arange(1)
         order = np.zeros(1, dtype=np.int64)
         nothing._constants = new_constants(dataset, self.problem, 0)
-        state = state.resized(features=1, rows=0)
+        state = State(state.declared.values(), state.sizes | {"features": 1, "rows": 0})
         window.arena.feature[:] = 0
         long = replace(window, sweep=lambda: iter([0]))
         for phase in (CERTIFY, TRAIN):

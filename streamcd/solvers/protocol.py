@@ -93,12 +93,6 @@ class State:
         """Drop a temporary array, if it is there."""
         self.__dict__.pop(name, None)
 
-    def resized(self, **sizes: int) -> State:
-        """Return a new state of other sizes, with the arrays of these lanes."""
-        state = State(self.declared.values(), self.sizes | sizes)
-        state.set_lanes(self.lanes)
-        return state
-
     @property
     def read(self) -> int:
         """Number of the next window's read."""
@@ -173,7 +167,7 @@ class State:
                 rows[block] = array[block]
 
 
-NO_ROWS = np.zeros(N_TOTALS)
+NO_ROWS = np.zeros(N_TOTALS)  # the sums over no rows
 NO_ROWS[Total.VIOLATION_MAX] = -np.inf
 NO_ROWS[Total.VIOLATION_MIN] = np.inf
 
@@ -196,11 +190,6 @@ ARRAYS = (
 
 START_NORM = Array("start_norm", "‖∇f(0)‖, which the first read sums up; nan before", initial=np.nan)
 """State of solvers that report `Solver.relative_violation`."""
-
-
-def new_totals(n_lanes: int) -> np.ndarray:
-    """Return the sums over no rows."""
-    return np.tile(NO_ROWS, (n_lanes, 1))
 
 
 def join_totals(totals: np.ndarray, part: np.ndarray) -> None:
@@ -226,6 +215,7 @@ class Solver(ABC):
 
     warm_start: Start
     arrays: tuple[Array, ...] = ()  # of its state, beside `ARRAYS`
+    initial: Mapping[str, Any] = {}  # of arrays of the state, by name, where options say so
     tol = 0.0  # the relative gap that is wanted; 0 where another rule stops the training
     threads = Threads()  # that share the work of a visit; results do not depend on their number
 
@@ -246,7 +236,10 @@ class Solver(ABC):
         problem = self.problem
         sizes = {"lanes": problem.n_lanes, "vectors": problem.n_vectors}
         sizes |= {"features": problem.n_features + 1, "rows": self.dataset.n_rows}
-        return State((*ARRAYS, *self.arrays, *loop), sizes)
+        state = State((*ARRAYS, *self.arrays, *loop), sizes)
+        for name, values in self.initial.items():
+            getattr(state, name)[:] = values
+        return state
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:  # noqa: B027
         """Set the dual variables of rows that were never visited, if there are any."""
@@ -331,10 +324,9 @@ def all_rows(window: Window, order: np.ndarray) -> np.ndarray:
 # where every phi_i and the bracket are sums of terms that are not negative: no digits cancel, and the dual objective is
 # ``primal - gap``.
 
-_DEVIATIONS = 8.0
-"""Standard deviations of a sum's rounding that are bounded: n roundings of size u, of either sign, make about √n u.
-
-Source: Higham & Mary, SIAM J. Sci. Comput. 41 (2019)."""
+ROUNDING = 8.0 * UNIT
+"""Bound on the rounding of a sum, over the root of the sum of its partial sums' squares: n roundings of size u, of either
+sign, make about √n u, and this is 8 standard deviations. Source: Higham & Mary, SIAM J. Sci. Comput. 41 (2019)."""
 
 
 def certificate(
@@ -347,24 +339,15 @@ def certificate(
     """Return the certificate of every lane by `Solver.certificate`'s names; arrays are (lanes,) float64.
 
     `primal` and `gap` are as summed, of `n_terms` terms in the longest sum; `violation` is LIBLINEAR's. `more` bounds
-    what the gap lacks where v is not the sum over these rows, but kept; see `error_terms`. The part ``rounding`` of the gap
-    is ``n u (primal + gap)`` and `more`. The gap is at most the primal, as a = 0 is feasible with the value 0.
+    what the gap lacks by rounding of v: with L2 the bracket changes by ``(‖w - v‖ + ½ error) error`` at most. The part
+    ``rounding`` of the gap is ``n u (primal + gap)`` and `more`. The gap is at most the primal: a = 0 is feasible, with the
+    value 0.
     """
     rounding = n_terms * UNIT * (primal + gap) + more
     gap = np.fmin(gap + rounding, primal)
     dual = primal - gap
     rounding = np.fmin(rounding, gap)
     return {"primal": primal, "dual": dual, "gap": gap, "violation": violation, "rounding": rounding}
-
-
-def error_terms(apart: np.ndarray, error: np.ndarray) -> Any:
-    """Bound the bracket's change with L2 where v is wrong by at most `error`, and `apart` is ``‖w - v‖``."""
-    return (apart + 0.5 * error) * error
-
-
-def deviation(size: Any) -> Any:
-    """Bound the rounding of a sum, `size` being the root of the sum of its partial sums' squares."""
-    return _DEVIATIONS * UNIT * size
 
 
 def violation(totals: np.ndarray) -> np.ndarray:

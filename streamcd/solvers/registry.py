@@ -36,10 +36,14 @@ def find_solver(loss: str, method: str) -> SolverEntry:
     )
 
 
-def check_combination(problem: Problem, method: str) -> SolverEntry:
-    """Return the entry of a problem's loss and a method; raises `UsageError` where it does not train its bias or penalty."""
+def choose_solver(problem: Problem, options: SolverOptions) -> tuple[type[Solver], SolverOptions]:
+    """Return the class of a problem's solver, and options that it has.
+
+    Raises `UsageError` where the method does not train the problem's loss, bias or penalty.
+    """
     loss = problem.loss
-    entry = find_solver(problem.loss, method)
+    method = options.method
+    entry = find_solver(loss, method)
     if problem.free_bias and not entry.frees_bias:
         raise UsageError(
             f"--unpenalized-bias is not for {loss} by method {method}; give --bias a larger value, which is penalised less"
@@ -52,7 +56,11 @@ def check_combination(problem: Problem, method: str) -> SolverEntry:
         raise UsageError(
             f"--l2 is not for {loss}, found {problem.l2:g}; --ridge is the strength of its penalty"
         )
-    return entry
+    if not entry.accelerates:
+        options = options._replace(acceleration="none")
+    name = _FREE_BIAS.get(entry.solver, entry.solver) if problem.free_bias else entry.solver
+    module, _, name = name.partition(".")
+    return getattr(import_module(f".{module}", __package__), name), options
 
 
 def make_solver(
@@ -66,7 +74,7 @@ def make_solver(
     plan: Plan | None = None,
 ) -> Solver:
     """Make the solver of a problem; raises `UsageError` if the method does not train it."""
-    solver, options = _choose(problem, SolverOptions(method, seed, omega, acceleration, plan))
+    solver, options = choose_solver(problem, SolverOptions(method, seed, omega, acceleration, plan))
     return solver(problem, dataset, options)
 
 
@@ -74,18 +82,8 @@ def solver_memory(
     problem: Problem, method: str, dataset: Dataset, *, acceleration: float | str = "none"
 ) -> SolverMemory:
     """Compute the memory of a problem's solver without making it; refused like `make_solver`."""
-    solver, options = _choose(problem, SolverOptions(method, acceleration=acceleration))
+    solver, options = choose_solver(problem, SolverOptions(method, acceleration=acceleration))
     return solver.memory_of(problem, dataset, options)
-
-
-def _choose(problem: Problem, options: SolverOptions) -> tuple[type[Solver], SolverOptions]:
-    """Return the class of a problem's solver, and options that it has."""
-    entry = check_combination(problem, options.method)
-    if not entry.accelerates:
-        options = options._replace(acceleration="none")
-    name = _FREE_BIAS.get(entry.solver, entry.solver) if problem.free_bias else entry.solver
-    module, _, name = name.partition(".")
-    return getattr(import_module(f".{module}", __package__), name), options
 
 
 def is_proximal(problem: Problem, acceleration: float | str) -> bool:

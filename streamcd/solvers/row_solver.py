@@ -24,12 +24,15 @@ from ..kernels.primitives import Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from .acceleration import ARRAYS as ACCELERATION_ARRAYS
-from .acceleration import make_acceleration
+from .acceleration import Acceleration
 from .options import SolverOptions
+from .over_relaxation import BEGIN
 from .problem import Problem
 from .protocol import (
     CERTIFY,
     DONE,
+    NO_ROWS,
+    ROUNDING,
     START,
     TRAIN,
     Array,
@@ -39,10 +42,7 @@ from .protocol import (
     State,
     all_rows,
     certificate,
-    deviation,
-    error_terms,
     join_totals,
-    new_totals,
     violation,
 )
 from .registry import is_proximal
@@ -67,15 +67,19 @@ class RowSolver(Solver):
 
     def __init__(self, problem: Problem, dataset: Dataset, options: SolverOptions) -> None:
         super().__init__(problem, dataset, options)
-        self.acceleration = make_acceleration(problem, options.acceleration, dataset)
-        self.arrays = (*ARRAYS, *self.arrays, *self.sums, *(ACCELERATION_ARRAYS if self.acceleration else ()))
-
-    def new_state(self, loop: tuple[Array, ...] = ()) -> State:
-        """Return the state before the first read: w = 0."""
-        state = super().new_state(loop)
-        if self.acceleration:
-            self.acceleration.begin(state)
-        return state
+        begin = BEGIN if options.omega == "auto" else 0
+        omega = 1.0 if begin else options.omega
+        self.initial = {"omega": omega, "kept_omega": omega, "trial_begin": begin}
+        self.arrays = (*ARRAYS, *self.arrays, *self.sums)
+        self.acceleration: Acceleration | None = None
+        if is_proximal(problem, options.acceleration):
+            # with kappa 0 it moves the centre of a free bias alone
+            kappa = 0.0 if options.acceleration == "none" else options.acceleration
+            self.acceleration = Acceleration(problem, kappa, dataset)
+            self.arrays += ACCELERATION_ARRAYS
+            self.initial |= {"kappa": self.acceleration.first_kappa, "theta": self.acceleration.adapts}
+        declared = {array.name for array in self.arrays}
+        self.initial = {name: values for name, values in self.initial.items() if name in declared}
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
         """Set alpha = 0."""
@@ -86,7 +90,8 @@ class RowSolver(Solver):
         """See `protocol.Solver`."""
         # with acceleration a row that is still eligible leaves at its next visit
         flag = np.uint8(primitives.PATIENCE if self.acceleration else 1)
-        for column in self.flags(np.flatnonzero(state.restore)).tolist():
+        width = self.layout.n_flags // self.problem.n_lanes
+        for column in np.flatnonzero(np.repeat(state.restore, width)).tolist():
             flags = arena.active[start:stop, column]
             flags[flags == 0] = flag
 
@@ -96,9 +101,9 @@ class RowSolver(Solver):
         small = copy.copy(self)
         small.problem = replace(self.problem, n_features=1)
         window = empty_window(self.layout.new_arena(dataset, 2, 0))
-        state = state.resized(features=2)
-        if self.acceleration:
-            state.in_pass[:] = False
+        state = State(state.declared.values(), state.sizes | {"features": 2})
+        if self.problem.n_lanes == 1:  # by which weights of two threads are joined
+            weight_kernels.add_changes(*np.zeros((3, 0)))
         for phase in (START, CERTIFY, TRAIN):
             state.phase[:] = DONE
             state.phase[0] = phase
@@ -156,7 +161,8 @@ class RowSolver(Solver):
     ) -> None:
         """Add the terms of a window's rows in some lanes to `totals`, in the given order of rows, which threads divide."""
         n_parts = self.threads.parts(window.n_entries * lanes.size)
-        sums = [new_totals(totals.shape[0] + 1)[:-1] for _ in range(n_parts)]  # none share a cache line
+        # one lane more, so that none share a cache line
+        sums = np.tile(NO_ROWS, (n_parts, totals.shape[0] + 1, 1))[:, :-1]
         each = zip(np.array_split(order, n_parts), sums, strict=True)
         self.threads.run([partial(self.certify_rows, window, state, lanes, *part) for part in each])
         for part in sums:
@@ -171,7 +177,7 @@ class RowSolver(Solver):
         lanes = state.lanes_in(START, CERTIFY)
         doubtful = (state.phase == START) | self.always_sums
         if self.acceleration:
-            doubt = error_terms(np.sqrt(2.0 * state.distance), state.v_error)
+            doubt = (np.sqrt(2.0 * state.distance) + 0.5 * state.v_error) * state.v_error
             doubtful |= doubt > _SUMMED_SHARE * state.estimate
         return lanes[doubtful[lanes]]
 
@@ -183,19 +189,20 @@ class RowSolver(Solver):
         at_end = np.zeros(gap.size)
         if self.acceleration:
             self.acceleration.end_pass(state, trained, self.threads)
-            state.distance[trained] += self.cost_of_feasibility(state, trained)
+            if self.problem.free_bias:
+                state.distance[trained] += self.cost_of_feasibility(state, trained)
             at_end = state.distance
             gap[trained] += at_end[trained]
             square = state.w_alpha_square
         else:
             square = self.penalty_terms(state.w, state.w, trained)[2]
             square = square.reshape(-1, self.problem.lane_vectors).sum(axis=1)
-            state.v_error += deviation(np.sqrt(state.totals[:, Total.N_VISITED] * square))
+            state.v_error += ROUNDING * np.sqrt(state.totals[:, Total.N_VISITED] * square)
         return Estimates(gap, state.dual_sum - 0.5 * square + gap, violation(state.totals), at_end)
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Estimate what the gap of dual variables exceeds the rows' terms by, once they are made feasible; (trained,)."""
-        return np.zeros(trained.size)
+        raise NotImplementedError
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
@@ -222,22 +229,22 @@ class RowSolver(Solver):
 
             primal = g(w) + Σ C_i loss_i
             gap    = Σ phi_i + bracket,  bracket = g(w) + g*(v) - w·v = ½ ‖w - v‖²
-            error  of v: deviation(√(n ‖v‖²) + √(Σ a² q)) where this read summed v up; else `v_error`, to which a pass
-                   that does not accelerate adds deviation(√(Σ a² q))
-            more   = (‖w - v‖ + ½ error) error + deviation(‖w‖ Σ slope_i)
+            error  of v: ROUNDING (√(n ‖v‖²) + √(Σ a² q)) where this read summed v up; else `v_error`, to which a pass
+                   that does not accelerate adds ROUNDING √(Σ a² q)
+            more   = (‖w - v‖ + ½ error) error + ROUNDING ‖w‖ Σ slope_i
         """
         # losses of all classes have all their vectors in one lane
         penalty, bracket, v_square = terms.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
         summed = self.summing(state)
         n_rows = totals[:, Total.N_VISITED]
         size = np.sqrt(totals[:, Total.ALPHA_SQUARE])
-        error = state.v_error + (0.0 if self.acceleration else deviation(state.passes * size))
-        error[summed] = deviation(np.sqrt(n_rows * v_square) + size)[summed]
+        error = state.v_error + (0.0 if self.acceleration else ROUNDING * (state.passes * size))
+        error[summed] = (ROUNDING * (np.sqrt(n_rows * v_square) + size))[summed]
         state.v_error[summed] = error[summed]
         norm = np.sqrt(2.0 * penalty)
         if self.problem.free_bias:
             norm += np.abs(state.w[-1]).reshape(norm.size, -1).sum(axis=1)
-        more = error_terms(np.sqrt(2.0 * bracket), error) + deviation(norm * totals[:, Total.SLOPE])
+        more = (np.sqrt(2.0 * bracket) + 0.5 * error) * error + ROUNDING * (norm * totals[:, Total.SLOPE])
         n_terms = n_rows + self.problem.n_features / weight_kernels.BLOCK + 100.0
         primal = penalty + totals[:, Total.LOSS]
         return certificate(primal, totals[:, Total.GAP] + bracket, violation(totals), n_terms, more)
@@ -256,25 +263,19 @@ class RowSolver(Solver):
     def arguments(self, window: Window, state: State) -> tuple[Rows, Any, Variables]:
         """Return the rows of a window, the problem, and the variables."""
         arena = window.arena
-        return rows_of(window), self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
+        return arena.rows, self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
 
     def steering(self, state: State) -> Steering:
         """Return the parameters of the steps of a pass."""
-        lanes = state.lanes
         nothing = np.zeros(self.problem.n_lanes)
         return Steering(
             high=state.high,
             low=state.low,
-            tolerance=lanes.get("inner_tolerance", nothing),
-            omega=lanes.get("omega", nothing),
-            inverse_mu=1.0 / (1.0 + lanes.get("kappa", nothing)),
+            tolerance=getattr(state, "inner_tolerance", nothing),
+            omega=getattr(state, "omega", nothing),
+            inverse_mu=1.0 / (1.0 + getattr(state, "kappa", nothing)),
             uncounted=(state.moves == 0).astype(np.float64) if self.acceleration else nothing,
         )
-
-    def flags(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the columns of some lanes' active flags, ascending."""
-        width = self.layout.n_flags // self.problem.n_lanes
-        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def row_memory(
@@ -309,13 +310,6 @@ def penalised_blocks(problem: Problem) -> Iterator[slice]:
     return (
         slice(start, min(start + step, problem.n_features)) for start in range(0, problem.n_features, step)
     )
-
-
-def rows_of(window: Window) -> Rows:
-    """Return the rows of a window's arena."""
-    arena = window.arena
-    feature = primitives.unsigned(window.arena.feature)
-    return Rows(arena.indptr, feature, arena.value, arena.code, arena.weight, arena.fold, arena.target)
 
 
 def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:

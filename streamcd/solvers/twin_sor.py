@@ -22,7 +22,7 @@ from .dual import new_scratch
 from .options import SolverOptions
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
-from .row_solver import RowSolver, rows_of, shuffled_active_rows
+from .row_solver import RowSolver, shuffled_active_rows
 
 ARRAYS = (
     Array("seen_phase", "phase in the last read", int, START),
@@ -64,7 +64,6 @@ class TwinSorSolver(RowSolver):
     def new_state(self, loop: tuple[Array, ...] = ()) -> State:
         """Return the state before the first read, which sums up the matrices."""
         state = super().new_state(loop)
-        over_relaxation.begin(state, self.options.omega)
         state.phase[:] = START
         return state
 
@@ -94,7 +93,8 @@ class TwinSorSolver(RowSolver):
                 # `RowSolver.estimate` subtracts ½‖w‖² from this sum; the quadratic term is ½ aᵀBH⁻¹Bᵀa
                 state.dual_sum[lane] += 0.5 * float(np.einsum("i,i->", w, w - pulled[:, lane]))
         pulled[:] = 0.0
-        over_relaxation.update_omega(state, state.w, trained)
+        if self.options.omega == "auto":
+            over_relaxation.update_omega(state, state.w, trained)
         super().end_read(state, trained)
 
     def certify_rows(
@@ -117,7 +117,7 @@ class TwinSorSolver(RowSolver):
             dual_kernels.add_alpha_rows(others, *rows, scratch, state.pulled.reshape(-1))
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
-        visit = partial(twin_kernels.gram_visit, order, rows_of(window), self.problem.costs, lanes)
+        visit = partial(twin_kernels.gram_visit, order, window.arena.rows, self.problem.costs, lanes)
         n_parts = self.threads.count
         self.threads.run([partial(visit, (part, n_parts), state.inverse) for part in range(n_parts)])
         state.totals[lanes, Total.VIOLATION_MAX] = 0.0

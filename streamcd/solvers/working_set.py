@@ -42,6 +42,8 @@ from .problem import Problem
 from .protocol import (
     CERTIFY,
     LANES_TOGETHER,
+    NO_ROWS,
+    ROUNDING,
     START_NORM,
     TRAIN,
     Array,
@@ -50,8 +52,6 @@ from .protocol import (
     State,
     all_rows,
     certificate,
-    deviation,
-    new_totals,
 )
 from .quadratic_model import Penalty, slope_norms
 
@@ -247,7 +247,7 @@ class WorkingSetSolver(Solver):
         self._resident = (None, [])
         if self._held:
             self._held.clear()
-        state.totals[:] = new_totals(n_lanes)
+        state.totals[:] = NO_ROWS
         read.n_solved = 0
 
         def begin(lane: int) -> None:
@@ -299,7 +299,7 @@ class WorkingSetSolver(Solver):
             sums = np.zeros((1, N_SUMS))
             share = 1.0
             if l2 == 0.0:  # L1 alone asks for |v_j| <= l1
-                error = deviation(np.nanmax(read.norm) * np.sqrt(np.einsum("i,i->", pull, pull)))
+                error = ROUNDING * (np.nanmax(read.norm) * np.sqrt(np.einsum("i,i->", pull, pull)))
                 share = min(1.0, l1 / max(float(max(v.max(), -v.min()) + error), l1))
             scores = Scores(share * pull, read.fresh[lane], *self._constants)
             primal_kernels.add_row_terms(scores, self._costs[lane], np.zeros(1, dtype=np.int64), sums)

@@ -15,7 +15,7 @@ from ..dataset.centring import Centre
 from ..dataset.column_layout import Columns
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SOURCE_ORDER
-from ..kernels.primitives import unsigned
+from ..kernels.primitives import Rows, unsigned
 from ..kernels.rows import FITS, WRONG_COUNTS, WRONG_LABEL, place_rows
 
 _LINE = 64  # bytes of a cache line
@@ -53,6 +53,8 @@ class RowArena:
         else:
             self.alpha = aligned_zeros(n_rows * widths[0], np.dtype(np.float64)).reshape(n_rows, widths[0])
             self.active = np.empty((n_rows, widths[1]), dtype=np.uint8)
+        feature = unsigned(self.feature)
+        self.rows = Rows(self.indptr, feature, self.value, self.code, self.weight, self.fold, self.target)
 
 
 def aligned_zeros(n: int, dtype: np.dtype[Any]) -> np.ndarray:
