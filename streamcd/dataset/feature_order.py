@@ -24,29 +24,15 @@ SOURCE_ORDER = np.zeros(0, np.uint32)
 MOST_COUNTED = 65_535
 """Entries of a feature from which on the order is the source's: numbers of 16 bits are sorted by their digits."""
 
-_BLOCK_FEATURES = 1 << 18  # sorted at a time, in some 6 MB
-
 
 def make_rank(counts: np.ndarray) -> np.ndarray:
-    """Return the rank of every feature by its `counts` (uint16, overwritten), and of the bias, the last; uint32.
+    """Return the rank of every feature by its `counts` (uint16), and of the bias, the last; uint32.
 
-    Features with as many entries stand as in the source: block by block they come behind those of earlier blocks.
+    Features with as many entries stand as in the source. Sorting takes some 22 bytes a feature, before weights take theirs.
     """
-    np.invert(counts, out=counts)  # ascending in place of descending
-    blocks = [slice(start, start + _BLOCK_FEATURES) for start in range(0, counts.size, _BLOCK_FEATURES)]
-    sizes = np.zeros(MOST_COUNTED + 1, np.int64)  # features with each count
-    for block in blocks:
-        sizes += np.bincount(counts[block], minlength=sizes.size)
-    following = np.cumsum(sizes) - sizes  # rank of the next feature with each count
     rank = np.empty(counts.size + 1, np.uint32)
+    rank[np.argsort(~counts, kind="stable")] = np.arange(counts.size, dtype=np.uint32)
     rank[-1] = counts.size
-    for block in blocks:
-        size = np.bincount(counts[block], minlength=sizes.size)
-        first = np.cumsum(size) - size
-        order = np.argsort(counts[block], kind="stable")
-        count = counts[block][order]
-        rank[block][order] = (following - first)[count] + np.arange(count.size)
-        following += size
     return rank
 
 
