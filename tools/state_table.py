@@ -51,7 +51,7 @@ OWNERS = {
 
 def _form(array: Array) -> str:
     """Describe shape and type of an array."""
-    shape = " × ".join(str(axis) for axis in array.axes) or "1"
+    shape = " × ".join(str(axis) for axis in array.axes) or "scalar"
     dtype = np.dtype(array.dtype).name
     return shape if dtype == "float64" else f"{shape}, {dtype}"
 

@@ -124,9 +124,9 @@ _SUMS = [one.name for one in fields(Counts) if one.name.startswith("n_")]
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Consecutive rows of the input. The arrays are reused `threads.AHEAD` batches later: copy rows that have to stay."""
+    """Consecutive rows of the input, in arrays that are reused `core.parallel.AHEAD` batches later: copy rows that stay."""
 
-    rows: Rows  # without weights; `source_row` counts all of the input, `index` includes the base
+    rows: Rows  # `source_row` counts all of the input, `index` includes the base
     bytes_read: int  # of the sources so far
     counts: Counts  # of this parser's input, up to and including this batch
     kept: Any = None  # a record batch of Arrow's: the columns that are kept beside the rows
