@@ -19,7 +19,7 @@ from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.stopping import REASONS, relative
 from .config import RunConfig, read_config
-from .options import ProblemOptions, TrainOptions
+from .options import DEFAULT_LOSS, DEFAULT_LOSS_OF_TARGETS, ProblemOptions, TrainOptions
 
 _LANE_ARRAYS = (
     *("phase", "converged", "reason", "passes"),
@@ -56,10 +56,11 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .resolve import Resources, bias_by_source, choose_method, default_loss, labels_of_a_target
+    from .resolve import BIAS_BY_SOURCE, Resources, choose_method, labels_of_a_target
 
-    bias, bias_because = bias_by_source(dataset)
-    options = ProblemOptions(loss=default_loss(dataset), bias=bias)
+    bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
+    loss = DEFAULT_LOSS_OF_TARGETS if dataset.has_targets else DEFAULT_LOSS
+    options = ProblemOptions(loss=loss, bias=bias)
     resources = Resources(int(TrainOptions().memory))
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     method = "none"

@@ -41,6 +41,7 @@ from ..solvers.registry import find_solver
 MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
+DEFAULT_LOSS_OF_TARGETS = "squared_error"
 
 _MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
 
@@ -175,7 +176,7 @@ class ProblemOptions(_LossParameters, Checked):
         f"row with a number y to predict (convert --target), z = w·x: {_losses('{} {}', targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
         metavar="LOSS",
-        default_is=f"{DEFAULT_LOSS} or squared_error",
+        default_is=f"{DEFAULT_LOSS} or {DEFAULT_LOSS_OF_TARGETS}",
     )
     method: str = option(
         "auto",

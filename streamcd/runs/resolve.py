@@ -20,10 +20,8 @@ from ..dataset.diagnostics import row_mean_square, rows_are_long
 from ..dataset.in_memory import InMemoryDataset
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
-from ..report.tables import bias_text
-from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
-from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
+from ..stream.memory_plan import Plan, check_holding, describe_plan, make_plan
 from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
@@ -35,7 +33,7 @@ from .config import (
     versions,
 )
 from .newton_rule import ROWS_PER_FEATURE, newton_is_faster
-from .options import DEFAULT_LOSS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
+from .options import DEFAULT_LOSS, DEFAULT_LOSS_OF_TARGETS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
@@ -74,8 +72,9 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     choices = []
 
     # the loss, by the labels
-    loss = options.loss or default_loss(dataset)
+    loss = options.loss or DEFAULT_LOSS
     if options.loss is None and dataset.has_targets:
+        loss = DEFAULT_LOSS_OF_TARGETS
         choices.append(f"loss {loss}: numbers to predict")
     check_labels(loss, dataset)
     scoring = _criterion(options, loss, dataset) if isinstance(options, TuneOptions) else None
@@ -87,7 +86,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         bias = start.options.bias
         bias_because = "that of the run it starts from"
     elif bias == "auto":
-        bias, bias_because = bias_by_source(dataset)
+        bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
     given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
     problem = ProblemOptions(**given | {"loss": loss, "bias": float(bias)})
 
@@ -96,8 +95,12 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     if problem.method == "auto" and start is not None and problem.penalty == "l2":
         by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
         problem = replace(problem, method="newton" if by_newton else "dual")
-    elif problem.method == "auto" and problem.penalty == "l2" and _asks_for_dual(problem, options.eps):
-        problem = replace(problem, method="dual")
+    elif (
+        problem.method == "auto"
+        and problem.penalty == "l2"
+        and any((problem.omega != 1.0, problem.acceleration != "auto", options.eps is not None))
+    ):
+        problem = replace(problem, method="dual")  # these are options of its steps
     elif problem.method == "auto":
         method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
         problem = replace(problem, method=method)
@@ -112,7 +115,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         if solver.accelerates:
             choices.append(f"without acceleration: {because}")
         problem = replace(problem, acceleration="none")
-    choices.append(f"bias {bias_text(float(bias), bias_because, advises=True)}")
+    choices.append(f"bias {'none' if problem.bias < 0 else f'{problem.bias:g}'}: {bias_because}")
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
@@ -193,11 +196,6 @@ def labels_of_a_target(dataset: Dataset, most: int = _MANY_FRACTIONS) -> str | N
     )
 
 
-def default_loss(dataset: Dataset) -> str:
-    """Return the loss where none is given."""
-    return "squared_error" if dataset.has_targets else DEFAULT_LOSS
-
-
 def check_labels(loss: str, dataset: Dataset) -> None:
     """Refuse a dataset whose labels are not what the loss is for: targets, or two classes at least."""
     where = dataset.path
@@ -245,17 +243,16 @@ def _criterion(options: TuneOptions, loss: str, dataset: Dataset) -> str:
 # Bias
 
 
-_BIAS_BY_SOURCE = {
-    "table": (1.0, "made from a table"),
-    "dense array": (1.0, "made from a dense array"),
-    "sparse matrix": (NO_BIAS, "made from a sparse matrix"),
-    "libsvm text": (NO_BIAS, "made from libsvm text"),
+_WITHOUT = "--bias 1 adds an intercept"
+_WITH = "--bias none leaves the intercept out"
+BIAS_BY_SOURCE = {
+    "table": (1.0, f"made from a table; {_WITH}"),
+    "dense array": (1.0, f"made from a dense array; {_WITH}"),
+    "sparse matrix": (NO_BIAS, f"made from a sparse matrix; {_WITHOUT}"),
+    "libsvm text": (NO_BIAS, f"made from libsvm text; {_WITHOUT}"),
+    None: (NO_BIAS, f"made from a source that is not known; {_WITHOUT}"),
 }
-
-
-def bias_by_source(dataset: Dataset) -> tuple[float, str]:
-    """Choose the bias for a dataset, negative for none, with the reason."""
-    return _BIAS_BY_SOURCE.get(dataset.made_from or "", (NO_BIAS, "made from a source that is not known"))
+"""The bias by what a dataset was made from, negative for none, with the reason."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,11 +292,6 @@ def choose_method(
             )
             method = "dual" if options.penalty == "l2" else "working-set"
     return method, reason
-
-
-def _asks_for_dual(problem: ProblemOptions, eps: float | None) -> bool:
-    """Tell whether there is an option of dual coordinate descent: its step, its acceleration, LIBLINEAR's rule."""
-    return problem.omega != 1.0 or problem.acceleration != "auto" or eps is not None
 
 
 def _preferred_method(
@@ -432,9 +424,18 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
         lanes = problem.subset(range(size * block))
         memory = memory_of(options, lanes, dataset)
         tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
-        memory = replace(memory, weights=memory.weights + tables)
+        # of rows in memory the state is there too
+        state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
+        rows = memory.rows + state + dataset.held_bytes
+        memory = replace(memory, weights=memory.weights + tables, rows=rows)
         try:
-            plan, share = _plan_group(dataset, lanes, memory, resources)
+            if resources.workers is None:
+                plan = make_plan(dataset, resources.memory, memory)
+                share = resources.memory
+            else:
+                from ..cluster.memory import plan_worker  # only where there are workers
+
+                plan, share = plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
         except BudgetError as error:
             refusal = error
             continue
@@ -443,20 +444,6 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
             return Groups(number, n_lanes, plan, share)
     assert refusal is not None
     raise refusal
-
-
-def _plan_group(
-    dataset: Dataset, lanes: Problem, memory: SolverMemory, resources: Resources
-) -> tuple[Plan, int]:
-    """Return the plan for a group of lanes, and the bytes it is for."""
-    if resources.workers is not None:
-        from ..cluster.memory import plan_worker  # only where there are workers
-
-        return plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
-    # of rows in memory the state is there too
-    state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
-    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-    return make_plan(dataset, resources.memory, memory), resources.memory
 
 
 def describe_worker_budget(n_bytes: int) -> str:
