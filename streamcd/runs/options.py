@@ -407,6 +407,13 @@ class SessionOptions(ListenerOptions, Checked):
                 "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
             )
 
+    @property
+    def n_workers(self) -> int | None:
+        """Number of workers of this machine, 0 for those of a cluster; None if this process trains alone."""
+        if self.workers is None and self.scheduler is None and self.client is None:
+            return None
+        return self.workers or 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(ProblemOptions, SessionOptions):
@@ -502,6 +509,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
             raise UsageError(
                 "--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
+        if self.workers == 1:  # this process alone
+            self._set(workers=None)
         self._set(memory=parse_size(self.memory))
         if isinstance(self.plan, tuple):
             from ..stream.memory_plan import Plan  # with kernels, which declarations do without

@@ -115,7 +115,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         if solver.accelerates:
             choices.append(f"without acceleration: {because}")
         problem = replace(problem, acceleration="none")
-    choices.append(f"bias {'none' if problem.bias < 0 else f'{problem.bias:g}'}: {bias_because}")
+    choices.append(f"bias {'none' if float(bias) < 0 else f'{bias:g}'}: {bias_because}")
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit

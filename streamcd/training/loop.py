@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,20 +64,10 @@ class Session:
 
     listener: Listener
     stop_requested: StopRequested | None
-    n_threads: int | None = None  # of this process
-    max_seconds: float | None = None  # after which it stops
+    threads: Threads = field(default_factory=Threads)  # of this process
+    until: float = math.inf  # time of the monotonic clock at which to stop
     client: Any = None  # of the workers; None if this process trains
     stage: str = ""  # prefix of the phase in progress
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def until(self) -> float:
-        """Time of the monotonic clock at which to stop."""
-        return math.inf if self.max_seconds is None else self.started + self.max_seconds
-
-    @cached_property
-    def threads(self) -> Threads:
-        return Threads(self.n_threads)
 
 
 class _TimeIsUp(StreamcdError):
@@ -126,12 +116,11 @@ class TrainingLoop(ABC):
         self.listener = session.listener
         self.stop_requested = session.stop_requested or (lambda: None)
         self.until = session.until
-        self.started = time.monotonic()
+        self.started = time.monotonic()  # less the seconds of earlier sessions
         self.kernel_seconds = 0.0
         layout = self.solver.layout
         self.rank = self.dataset.feature_rank if layout.ranked else SOURCE_ORDER
         self.state = self.solver.new_state(self.arrays)
-        self.seconds_before = 0.0
         self.bytes_before = 0
         self.slots = directory.open_slots(self.dataset, layout.state_bytes)
 
@@ -160,7 +149,9 @@ class TrainingLoop(ABC):
             np.count_nonzero(rows, axis=0) for rows in np.array_split(w, 1 + w.size // (1 << 20))
         )
         support = {"n_nonzero": counts.reshape(state.phase.size, -1).sum(axis=1)}
-        return Outcome(outcome | support, self._seconds(), self._bytes_read(), self.kernel_seconds)
+        return Outcome(
+            outcome | support, time.monotonic() - self.started, self._bytes_read(), self.kernel_seconds
+        )
 
     @abstractmethod
     def _train(self) -> None:
@@ -189,7 +180,7 @@ class TrainingLoop(ABC):
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
-        self.state.seconds[...] = self._seconds() - self.kernel_seconds
+        self.state.seconds[...] = time.monotonic() - self.started - self.kernel_seconds
         self.state.bytes_read[...] = self._bytes_read()
         arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
         self.directory.write_state(
@@ -209,7 +200,7 @@ class TrainingLoop(ABC):
                 self.slots.allocate()
                 if self.warm_start is not None:
                     self.warm_start.begin(self.state, self.solver, self.slots, self.rank)
-        self.seconds_before = float(self.state.seconds)
+        self.started -= float(self.state.seconds)
         self.bytes_before = int(self.state.bytes_read)
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -237,9 +228,6 @@ class TrainingLoop(ABC):
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")
         raise _TimeIsUp
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
 
     def _status(self) -> TrainingStatus:
         """Summarise the lanes."""
