@@ -278,7 +278,7 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         assert streamcd.train(data, tmp_path / "other", max_seconds=1e-3).stop_reason == "time"
     for wrong in ({"max_seconds": 0}, {"checkpoint_every": "0s"}):
         (name,) = wrong
-        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a number > 0"):
+        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a time"):
             streamcd.train(data, tmp_path / "third", **wrong)
     for name, wrong in (
         ("checkpoint_every", "1 fortnight"),

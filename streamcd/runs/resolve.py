@@ -47,15 +47,10 @@ class Resources(NamedTuple):
     plan: Plan | None = None
 
 
-class Resolved(NamedTuple):
-    """The configuration of a new run, and notes on what was chosen."""
-
-    config: RunConfig
-    notes: list[str]
-
-
-def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None) -> Resolved:
-    """Make the configuration of a new run; refused where the options do not go together, or do not fit the dataset.
+def resolve(
+    options: TrainOptions, dataset: Dataset, workers: int | None = None
+) -> tuple[RunConfig, list[str]]:
+    """Make the configuration of a new run, and notes on what was chosen; refused where options do not go together or fit.
 
     Parameters
     ----------
@@ -170,7 +165,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         bias_because=bias_because,
         centred="" if centre is None else centre.describe(),
     )
-    return Resolved(config, notes)
+    return config, notes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -279,52 +274,56 @@ def choose_method(
     options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
-    method, reason = _preferred_method(options, dataset, resources, folds, tol)
-    if method == "newton":
-        trial = replace(options, method="newton", acceleration="none")
-        try:
-            plan_groups(trial, dataset, resources._replace(plan=None), folds)
-        except BudgetError:
-            reason = (
-                ""
-                if folds and options.penalty == "l2"
-                else f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
+    size = dataset.n_features + 1
+    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    n_lanes = n_classes * len(options.C)
+    # which workers share
+    few = _MATRICES * 8 * n_lanes * size**2 <= _SHARE * resources.memory / (resources.workers or 1)
+    method = "dual"
+    reason = "" if folds else "the fewest passes on nearly all data"
+    newton = ""
+    if options.penalty != "l2":
+        method = "working-set"
+        reason = f"it trains with the penalty {options.penalty} from the column layout"
+        if few:
+            newton = f"few features: it needs the fewest reads with the penalty {options.penalty}"
+        elif not has_columns(dataset):
+            newton = (
+                f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns "
+                f"{dataset.path}' makes"
             )
-            method = "dual" if options.penalty == "l2" else "working-set"
-    return method, reason
+    elif "newton" in methods_for(options.loss):
+        newton = _why_newton(options, dataset, resources, n_lanes, few, folds, tol)
+    if not newton:
+        return method, reason
+    try:
+        trial = replace(options, method="newton", acceleration="none")
+        plan_groups(trial, dataset, resources._replace(plan=None), folds)
+    except BudgetError:
+        if folds and options.penalty == "l2":
+            return method, ""
+        return method, f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
+    return "newton", newton
 
 
-def _preferred_method(
-    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int, tol: float
-) -> tuple[str, str]:
-    """Choose a method, with the reason, by the sizes of data and lanes, whether or not newton's matrices fit."""
+def _why_newton(
+    options: ProblemOptions,
+    dataset: Dataset,
+    resources: Resources,
+    n_lanes: int,
+    few: bool,
+    folds: int,
+    tol: float,
+) -> str:
+    """Return why newton takes less time than dual, whether or not its matrices fit; empty where it does not."""
     n_rows = dataset.n_rows
     n_entries = dataset.n_entries
     size = dataset.n_features + 1
     largest_C = max(options.C)
-    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    n_lanes = n_classes * len(options.C)
-    # which workers share
-    matrices = _MATRICES * 8 * n_lanes * size**2
-    few = matrices <= _SHARE * resources.memory / (resources.workers or 1)
-    if options.penalty != "l2":
-        if few:
-            return "newton", f"few features: it needs the fewest reads with the penalty {options.penalty}"
-        if has_columns(dataset):
-            return "working-set", f"it trains with the penalty {options.penalty} from the column layout"
-        return (
-            "newton",
-            f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns {dataset.path}' "
-            "makes",
-        )
-    dual = "dual", "" if folds else "the fewest passes on nearly all data"
-    if "newton" not in methods_for(options.loss):
-        return dual
     has_few_products = n_entries * n_lanes <= _MOST_PRODUCTS * n_rows
     if resources.workers is not None:
         tall = few and has_few_products and n_rows >= ROWS_PER_FEATURE * size
-        reads = "few features: it needs the fewest reads, which workers share"
-        return ("newton", reads) if tall else dual
+        return "few features: it needs the fewest reads, which workers share" if tall else ""
     long = (
         (has_few_products or n_lanes == 1)
         and n_lanes * size**3 <= _MOST_OPERATIONS
@@ -335,12 +334,11 @@ def _preferred_method(
     figures = n_rows, size, n_entries, largest_C * mean_square, tol
     # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
-    if is_streamed:
-        reads = "few features, and rows that are read from disk: it needs the fewest reads"
-        return ("newton", reads) if faster or (long and not folds) else dual
-    if long:  # newton's passes alone end where features are badly scaled
-        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
-    return ("newton", "few features: it takes less time") if faster else dual
+    if is_streamed and (faster or (long and not folds)):
+        return "few features, and rows that are read from disk: it needs the fewest reads"
+    if long and not is_streamed:  # newton's passes alone end where features are badly scaled
+        return "few features, some with means or scales far from 0 and 1, which do not slow it down"
+    return "few features: it takes less time" if faster else ""
 
 
 def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:

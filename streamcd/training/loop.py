@@ -6,6 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -142,8 +143,6 @@ class TrainingLoop(ABC):
             # only in the outcome: the state on disk does not depend on time
             reason = np.where(state.phase == DONE, state.reason, BY_TIME)
             outcome = {**state.lanes, "reason": reason}
-        finally:
-            self._close()
         w = state.w[:-1]  # counted in blocks: numpy copies them
         counts: Any = sum(
             np.count_nonzero(rows, axis=0) for rows in np.array_split(w, 1 + w.size // (1 << 20))
@@ -156,10 +155,6 @@ class TrainingLoop(ABC):
     @abstractmethod
     def _train(self) -> None:
         """Read the data until no lane is open."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close files and connections."""
 
     def _has_open_lanes(self) -> bool:
         return bool((self.state.phase != DONE).any())
@@ -315,7 +310,8 @@ class Loop(TrainingLoop):
         self.next_checkpoint = time.monotonic() + min(self.config.checkpoint_every, first)
         folder = self.directory.path if isinstance(self.directory, Run) else None
         options: dict[str, Any] = {"n_folds": self.problem.n_folds, "folder": folder}
-        with Stream(self.dataset, self.config.plan, layout, self.config.seed, **options) as stream:
+        stream = Stream(self.dataset, self.config.plan, layout, self.config.seed, **options)
+        with closing(self.threads), stream:
             self.stream = stream
             make_room(
                 self.config.memory, self.planned
@@ -326,9 +322,6 @@ class Loop(TrainingLoop):
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
-
-    def _close(self) -> None:
-        self.threads.close()
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""
