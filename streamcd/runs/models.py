@@ -15,7 +15,6 @@ from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model, ModelFile, sparse_weights, stored_code
 from ..models.stored import stored_certificate
-from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
@@ -33,9 +32,10 @@ def save_models(
     Those on disk may be of this state already, and after a kill between the last checkpoint and its models of an older one.
     """
     models = {}
-    for lanes in lanes_of_models(run.problem):
+    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
+        lanes = range(first, first + run.problem.block_lanes)
         single = len(lanes) == run.problem.n_lanes
-        setting = run.problem.lanes[lanes.start].setting
+        setting = run.problem.lanes[first].setting
         models[model_path if single else model_path / setting.name] = lanes, _certificate(result, lanes)
     if all(stored_certificate(path) == certificate for path, (_, certificate) in models.items()):
         return False
@@ -59,16 +59,11 @@ def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) 
     """Make the models of every C and λ, in memory."""
     models = []
     encoding = encoding_of(run.dataset)
-    for lanes in lanes_of_models(run.problem):
+    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
+        lanes = range(first, first + run.problem.block_lanes)
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
         models.append(make_model(directory, run, lanes, _certificate(result, lanes), weights, encoding))
     return models
-
-
-def lanes_of_models(problem: Problem) -> list[range]:
-    """List the lanes of the model of every C and λ."""
-    per_model = problem.block_lanes
-    return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
 
 
 def make_model(

@@ -101,7 +101,10 @@ def resolve(
         problem = replace(problem, method=method)
     solver = find_solver(problem.loss, problem.method)
     choices.append(f"method {problem.method}{because and f': {because}'}")
-    _check_workers(options, problem, workers)
+    if workers is not None:
+        _check_workers(options, problem)
+    elif options.worker_timeout is not None:
+        raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
 
     # acceleration
     if because := _why_plain(problem, options.eps):
@@ -369,12 +372,8 @@ def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
     return ""
 
 
-def _check_workers(options: TrainOptions, problem: ProblemOptions, workers: int | None) -> None:
-    """Refuse options that training on workers does not have, or that only it has."""
-    if workers is None:
-        if options.worker_timeout is not None:
-            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
-        return
+def _check_workers(options: TrainOptions, problem: ProblemOptions) -> None:
+    """Refuse options that training on workers does not have."""
     if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
     if problem.penalty != "l2":

@@ -102,7 +102,6 @@ def _directory_problems(
             names = ("log_bytes", "log_crc", "slots")
             arrays = checkpoint.read_arrays(state, names, identity.part(group), whole=True)
             if arrays is None:
-                checkpoint.refuse_lost_state(state, log)
                 continue  # not begun
             if arrays["log_bytes"]:
                 checkpoint.check_log(log, int(arrays["log_bytes"]), int(arrays["log_crc"]))
