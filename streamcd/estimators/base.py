@@ -222,7 +222,7 @@ class LinearModel(BaseEstimator):
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "memory": self.memory}
         options = TrainOptions(**self._options_of_run(dataset), **rule)
         with listening(listener) as heard:
-            session = Session(heard, None, Threads(self._n_threads() or 1))
+            session = Session(heard, None, self._n_threads() or 1)
             result, models = train_in_memory(dataset, options, session)
         return result, models[0]
 

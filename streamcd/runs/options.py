@@ -11,7 +11,7 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size
+from ..core.memory_budget import parse_size, require
 from ..core.options import (
     WITHIN_2,
     Checked,
@@ -497,6 +497,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         if self.workers == 1:  # this process alone
             self._set(workers=None)
         self._set(memory=parse_size(self.memory))
+        require(int(self.memory), {})  # for the start, which takes more than a training of few rows
         if isinstance(self.plan, tuple):
             from ..stream.memory_plan import Plan  # with kernels, which declarations do without
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from ..core.errors import UsageError, counted
 from ..core.files import replacing, write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
 from ..core.options import Listener, takes
-from ..core.parallel import Threads
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -72,7 +71,8 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainO
     True
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     return result
 
@@ -103,7 +103,8 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
     (0.1, ['0.1', '1', '10'])
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     assert isinstance(result, TuneResult)
     return result
@@ -173,8 +174,7 @@ def _begin(
     path = local_path(run_path, "a run")
     listener = options.listener
     until = math.inf if options.max_seconds is None else time.monotonic() + float(options.max_seconds)
-    session = Session(listener, stop_requested, Threads(options.threads), until)
-    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
+    session = Session(listener, stop_requested, options.threads, until)
     if isinstance(options, TuneOptions):
         from .held_out import with_folds  # with the kernels of scoring
 
@@ -190,7 +190,8 @@ def _begin(
         # where none answers, no run is made or replaced
         session = replace(session, client=_connect(options, path, stack))
     refuse_existing(path, config, options.force)
-    directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
+    directory = checkpoint.create_run(path, force=options.force)
+    stack.callback(directory.close)
     for note in notes:  # now that all options are checked
         listener.message(note)
     _record(directory, training, listener)
@@ -205,7 +206,8 @@ def _go_on(
     """Open a run of any kind to resume it, with changes of its configuration."""
     listener = session.listener
     workers = options.n_workers
-    directory = stack.enter_context(checkpoint.open_run(path))
+    directory = checkpoint.open_run(path)
+    stack.callback(directory.close)
     config = read_config(path)
     if (workers is None) != (config.rounds is None):
         begun = "in one process"
@@ -234,7 +236,7 @@ def _go_on(
             "this machine or its libraries differ from those that the run was begun with: "
             "the optimum is the same by its gap, the last digits may differ"
         )
-    session = replace(session, threads=Threads(config.threads))
+    session = replace(session, n_threads=config.threads)
     if workers is not None:
         training = replace(training, config=share_memory_anew(training, workers))
         listener.message(describe_worker_budget(training.config.memory))
@@ -388,7 +390,6 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
-    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()

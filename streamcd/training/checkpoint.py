@@ -152,16 +152,11 @@ class Run:
         """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
         return read_array_rows(self.path / part / "state.npz", name, block_rows)
 
-    def close(self, *_: object) -> None:
+    def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
             release_lock(self._lock)
             self._lock = None
-
-    def __enter__(self) -> Run:
-        return self
-
-    __exit__ = close
 
 
 def check_log(path: Path, n_bytes: int, crc: int) -> None:
@@ -371,7 +366,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     run = Run(path, Identity.new())
     # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
-        stack.push(run)
+        stack.callback(run.close)
         # listed again: a run that is opened gives an early log its name
         for entry in sorted(_content(path), key=lambda entry: entry.name == "config.json"):
             if entry.name == "config.json":

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ class Session:
 
     listener: Listener
     stop_requested: StopRequested | None
-    threads: Threads = field(default_factory=Threads)  # of this process
+    n_threads: int | None = None  # of this process
     until: float = math.inf  # time of the monotonic clock at which to stop
     client: Any = None  # of the workers; None if this process trains
     stage: str = ""  # prefix of the phase in progress
@@ -281,7 +281,7 @@ class Loop(TrainingLoop):
             self.planned = resident_bytes(solver.layout.open(dataset), solver.memory)
         make_room(config.memory, self.planned)
         super().__init__(directory, config, dataset, solver, *more)
-        self.threads = solver.threads = self.session.threads
+        self.threads = solver.threads = Threads(self.session.n_threads)
         self.solver.tol = self.config.rule.tol or 0.0
         self.next_checkpoint = math.inf
         # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
