@@ -172,9 +172,8 @@ def _begin(
     # first: for rows in memory a run is not what is missing
     dataset = open_dataset(dataset, cache=options.cache)
     path = local_path(run_path, "a run")
-    listener = options.listener
     until = math.inf if options.max_seconds is None else time.monotonic() + float(options.max_seconds)
-    session = Session(listener, stop_requested, options.threads, until)
+    session = Session(options.listener, stop_requested, options.threads, until)
     if isinstance(options, TuneOptions):
         from .held_out import with_folds  # with the kernels of scoring
 
@@ -193,8 +192,8 @@ def _begin(
     directory = checkpoint.create_run(path, force=options.force)
     stack.callback(directory.close)
     for note in notes:  # now that all options are checked
-        listener.message(note)
-    _record(directory, training, listener)
+        session.listener.message(note)
+    _record(directory, training, session.listener)
     if options.n_workers is not None and session.client is None:
         session = replace(session, client=_connect(options, path, stack))
     return directory, training, session, previous
