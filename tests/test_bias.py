@@ -182,7 +182,7 @@ def test_a_run_records_its_bias_and_resumes_with_it(tmp_path: Path, dense: Datas
         streamcd.train(dense, tmp_path / "run", max_passes=2, tol=1e-9)
     assert options_of(tmp_path / "run")["bias"] == 1.0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["bias_because"] == "made from a dense array"
+    assert config["bias_because"].startswith("made from a dense array")
     resumed = streamcd.resume(tmp_path / "run", max_passes=2000)
     whole = streamcd.train(dense, tmp_path / "whole", tol=1e-9, max_passes=2000)
     assert resumed.model.bias == 1.0

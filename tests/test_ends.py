@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from small_datasets import random_rows, write_dataset
 import streamcd
 from streamcd import Listener
 from streamcd.training import checkpoint
+from streamcd.training.loop import Session
 from tools.simulated_cluster import Simulation
 
 ENDLESS = {"tol": 0.0, "max_passes": 10**9}
@@ -212,14 +215,12 @@ class PassesOfAJob:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
-        self.started = 0.0
-        monkeypatch.setattr("streamcd.training.loop.Session.until", property(self.until))
+        monkeypatch.setattr("streamcd.runs.run.Session", self.session)
 
-    def until(self, session: Any) -> Any:
-        if session.started != self.started:
-            self.left = 10**9 if session.max_seconds is None else int(session.max_seconds)
-        self.started = session.started
-        return self
+    def session(self, *given: Any) -> Session:
+        session = Session(*given)
+        self.left = 10**9 if session.until == math.inf else round(session.until - time.monotonic())
+        return replace(session, until=self)
 
     def __le__(self, now: float) -> bool:  # `now >= until`
         self.left -= 1
@@ -277,7 +278,7 @@ def test_time_that_is_up_is_told_with_the_way_on(data, tmp_path):
         assert streamcd.train(data, tmp_path / "other", max_seconds=1e-3).stop_reason == "time"
     for wrong in ({"max_seconds": 0}, {"checkpoint_every": "0s"}):
         (name,) = wrong
-        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a number > 0"):
+        with pytest.raises(streamcd.StreamcdError, match=f"{name}: expected a time"):
             streamcd.train(data, tmp_path / "third", **wrong)
     for name, wrong in (
         ("checkpoint_every", "1 fortnight"),

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from heard import Heard
-from interrupted import Interrupted, ended, resume_by_turns, stopping_after
+from interrupted import Interrupted, ended, log, resume_by_turns, stopping_after
 from small_datasets import multiclass, random_rows, windows_of
 from test_hosts import Simulation
 
@@ -294,6 +294,23 @@ def test_a_start_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     resume_by_turns(tmp_path / "turns", [5, 2])
     assert ended(tmp_path / "turns") == ended(tmp_path / "whole")
     assert whole.converged
+
+
+def test_past_its_first_read_a_run_does_without_the_one_it_started_from(tmp_path: Path) -> None:
+    data = merged(tmp_path, multiclass(n_rows=600), 560)
+    asked: dict[str, Any] = {"loss": "log_loss", "tol": 1e-5, "plan": windows_of(data, 2)}
+    streamcd.train(tmp_path / "part-0", tmp_path / "old", **asked)
+    asked |= {"start_from": tmp_path / "old", "C": 2.0}
+    streamcd.train(data, tmp_path / "whole", **asked)
+    for n_windows, name in ((2, "early"), (20, "later")):
+        with pytest.raises(Interrupted):
+            streamcd.train(data, tmp_path / name, **asked, stop_requested=stopping_after(n_windows))
+    assert log(tmp_path / "later")
+    shutil.rmtree(tmp_path / "old")
+    streamcd.resume(tmp_path / "later")
+    assert ended(tmp_path / "later") == ended(tmp_path / "whole")
+    with pytest.raises(StreamcdError, match=rf"{tmp_path / 'old'} does not exist"):
+        streamcd.resume(tmp_path / "early")
 
 
 @pytest.mark.parametrize("loss", ["hinge", "log_loss", "multinomial"])

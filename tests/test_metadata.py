@@ -59,7 +59,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         )
         return Case(tmp_path / "model.json", MODEL, lambda: load_model(tmp_path), ModelError)
     if request.param == "run":
-        with checkpoint.create_run(tmp_path / "run", force=False) as run:
+        with contextlib.closing(checkpoint.create_run(tmp_path / "run", force=False)) as run:
             run.write_config({"seed": 0})
         return Case(
             run.config_path, checkpoint.RUN, lambda: checkpoint.read_config(run.path), CheckpointError

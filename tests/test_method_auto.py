@@ -10,7 +10,7 @@ import pytest
 
 import streamcd
 from streamcd import Dataset
-from streamcd.runs.newton_rule import newton_is_faster
+from streamcd.runs.resolve import newton_is_faster
 from streamcd.training.checkpoint import read_config
 
 

@@ -97,7 +97,7 @@ def memory_for(data: Dataset, workers: int | None = None, **options: Any) -> tup
 
 def _plan(data: Dataset, memory: float, workers: int | None, options: dict[str, Any]) -> Plan:
     asked = TrainOptions(memory=int(memory), method="dual", **options)
-    return resolve(asked, data, workers).config.plan
+    return resolve(asked, data, workers)[0].plan
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import parse_size
-from ..core.options import number_or_word, with_known_keywords
+from ..core.options import WITHIN_2, number_or_word, with_known_keywords
 from ..core.setting import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
@@ -126,9 +126,7 @@ def solve_box_qp(
     for name, (is_wrong, expected, value) in wrong.items():
         if is_wrong:
             raise UsageError(f"{name}: expected {expected}, found {value!r}")
-    omega = number_or_word(
-        "omega", omega, ("auto",), lambda omega: 0.0 < omega < 2.0, "a number above 0 and below 2"
-    )
+    omega = number_or_word("omega", omega, ("auto",), WITHIN_2, "a number above 0 and below 2")
     h = _numbers("h", h).reshape(-1)
     matrix = Matrix(Q, h.size, parse_size(memory))
     lower = _vector("lo", lo, h.size)

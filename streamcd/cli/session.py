@@ -11,7 +11,6 @@ from typing import Any
 
 from ..core.errors import ConvergenceWarning, StreamcdError
 from ..report.tables import result_tables
-from ..runs.interrupts import stop_requests
 from .console import Console, Shown, show
 from .options import Decorator, json_option, quiet_option
 
@@ -19,28 +18,25 @@ from .options import Decorator, json_option, quiet_option
 def carry_out(work: Callable[..., Any], run: str, listener: Console, notes: Sequence[str] = ()) -> Shown:
     """Run a training that signals can stop; returns its result."""
     listener.notes += notes
-    with stop_requests() as stop_requested:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
-            try:
-                result = work(listener=listener, stop_requested=stop_requested)
-            except OSError as error:
-                # of the operating system: how to resume the run
-                if not isinstance(error, StreamcdError) and (Path(run) / "config.json").exists():
-                    begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
-                    where = "from the last checkpoint" if begun else "from the beginning"
-                    error.add_note(f"'streamcd resume {run}' goes on {where}")
-                raise
-        # that the time was up, and a checkpoint saved, the training has told
-        if not result.converged and result.stop_reason != "time":
-            from ..runs.describe import describe_run  # loads numpy, which --help does without
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # told below, in the command's own words
+        try:
+            result = work(listener=listener)
+        except OSError as error:
+            # of the operating system: how to resume the run
+            if not isinstance(error, StreamcdError) and (Path(run) / "config.json").exists():
+                begun = next(Path(run).rglob("state.npz"), None)  # of a search or a group in a folder
+                where = "from the last checkpoint" if begun else "from the beginning"
+                error.add_note(f"'streamcd resume {run}' goes on {where}")
+            raise
+    # that the time was up, and a checkpoint saved, the training has told
+    if not result.converged and result.stop_reason != "time":
+        from ..runs.describe import describe_run  # loads numpy, which --help does without
 
-            ways = [f"'{describe_run(run)['next']}' goes on"]
-            listener.warning(
-                "; ".join(
-                    [result.describe_shortfall(), *(ways if result.more_passes_help else result.advice)]
-                )
-            )
+        ways = [f"'{describe_run(run)['next']}' goes on"]
+        listener.warning(
+            "; ".join([result.describe_shortfall(), *(ways if result.more_passes_help else result.advice)])
+        )
     content = result.to_json()
     return content, *result_tables(content)
 

@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -336,25 +336,6 @@ def _reason(error: BaseException) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Clients
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Workers that train in place of this process."""
-
-    client: Any  # of the caller
-    scheduler: str | None  # address
-    local: int  # processes of this machine, which share the memory: the client's, or to be started; else 0
-
-    @contextlib.contextmanager
-    def connected(self, listener: Listener, run: Path | None = None) -> Iterator[Any]:
-        """Provide a client of the workers, which are started if necessary, with files in the run."""
-        if self.client is not None:
-            yield self.client
-            return
-        folder = None if run is None else run / "workers"
-        with open_client(self.scheduler, self.local, listener, folder) as client:
-            yield client
 
 
 @contextlib.contextmanager

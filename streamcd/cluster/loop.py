@@ -11,6 +11,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -72,13 +73,10 @@ class RoundLoop(TrainingLoop):
 
             given = self.spec, self.dataset, home, self.listener, self.worker_timeout, self.directory.name
             self.engine = DaskEngine(self.client, *given)
-        while self._has_open_lanes():
-            self._stop_if_requested()
-            self._round()
-
-    def _close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+        with closing(self.engine):
+            while self._has_open_lanes():
+                self._stop_if_requested()
+                self._round()
 
     @property
     def round(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from math import nan
+from math import nan, nextafter
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -288,13 +288,20 @@ def as_number(value: Any) -> float:
 
 
 def number_or_word(
-    name: str, value: Any, words: Sequence[str], allows: Callable[[float], bool], what: str
+    name: str, value: Any, words: Sequence[str], bounds: tuple[float, float], what: str
 ) -> Any:
-    """Return the value of an option as the number that it allows, or one of its words; another one is refused by name."""
-    number = value if isinstance(value, str) and value in words else as_number(value)
-    if isinstance(number, float) and not allows(number):
+    """Return the value of an option as a number within bounds, or one of its words; another one is refused by name."""
+    if isinstance(value, str) and value in words:
+        return value
+    number = as_number(value)
+    least, most = bounds
+    if not least <= number <= most:
         raise UsageError(f"{name}: expected {', '.join(words)} or {what}, found {value!r}")
     return number
+
+
+WITHIN_2 = nextafter(0.0, 1.0), nextafter(2.0, 0.0)
+"""Bounds of numbers above 0 and below 2."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

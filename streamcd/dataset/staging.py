@@ -20,6 +20,7 @@ from ..core.files import (
     take_lock,
     work_directory,
 )
+from ..core.storage import Location
 
 _MARK = b"streamcd works here\n"
 """Content of the lock file: who made the directory."""
@@ -119,8 +120,10 @@ def remove_work(work: Path) -> None:
             return
 
 
-def leftovers(dataset: Path) -> list[str]:
+def leftovers(dataset: Location) -> list[str]:
     """Describe the directories for work on a dataset, which an interrupted call has left unless one works there now."""
+    if not isinstance(dataset, Path):  # a URL
+        return []
     return [
         f"{work}: unless a call works there now, an interrupted one has left it; remove it, or repeat the call with --force"
         for work in (work_directory(dataset), *sorted(dataset.absolute().glob(".*.partial")))

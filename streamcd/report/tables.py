@@ -90,7 +90,7 @@ def dataset_tables(path: str, info: Facts, then: str = "") -> list[Table]:
             *_rows(info, fingerprint="", data_digest=lambda digest: digest or ""),
             ("column layout", "yes" if info["columns"] else "no"),
             ("method", f"{info['method']}: {info['method_because']}"),
-            ("bias", bias_text(info["bias"], info["bias_because"], advises=True)),
+            ("bias", _bias_text(info["bias"], info["bias_because"])),
         ]
     return [*_source_columns(info), Table(f"dataset {path}", [row for row in rows if row[1]])]
 
@@ -141,13 +141,9 @@ def column_tables(path: str, info: Facts) -> list[Table]:
     return [Table(f"column layout of {path}", rows)]
 
 
-def bias_text(bias: float | str, because: str = "", *, advises: bool = False) -> str:
-    """Format a bias, or what stands for one that is not chosen yet, with the reason, and how to have another, if it may."""
-    text = bias if isinstance(bias, str) else "none" if bias < 0 else f"{bias:g}"
-    line = f"{text}: {because}" if because else text
-    if not advises or because == "as asked":
-        return line
-    return f"{line}; {'--bias 1 adds an intercept' if text == 'none' else '--bias none leaves the intercept out'}"
+def _bias_text(bias: float, because: str = "") -> str:
+    text = "none" if bias < 0 else f"{bias:g}"
+    return f"{text}: {because}" if because else text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -245,7 +241,7 @@ def score_table(search: Facts) -> Table:
 def run_table(title: str, run: Facts) -> Table:
     """Describe a run: how far it is, time and bytes (of a search by its parts), and its options."""
     options = {_words(name): listed(value) for name, value in run["options"].items() if value is not False}
-    options["bias"] = bias_text(run["options"]["bias"], run["bias_because"])
+    options["bias"] = _bias_text(run["options"]["bias"], run["bias_because"])
     state = run["state"]
     if state == "not converged":
         state += f", ended by {_words(run['stop_reason'])}"
@@ -327,7 +323,7 @@ def model_table(title: str, model: Facts) -> Table:
         *((name, "not known" if value is None else f"{value:g}") for name, value in numbers.items()),
         *((name, f"{model[name]:g}") for name in ("l1", "l2") if model.get(name)),
         *_rows(model, n_features=",", n_vectors=","),
-        ("bias", bias_text(model["bias"])),
+        ("bias", _bias_text(model["bias"])),
         *((name, model[name]) for name in ("scale", "normalize") if model[name] != "none"),
         *_rows(model, class_weight=lambda factors: listed([f"{k}={v:g}" for k, v in factors.items()])),
         *_weight_rows(model),

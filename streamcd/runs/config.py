@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError, first_of
-from ..core.files import Positive, Seconds, replacing
+from ..core.files import Positive, Seconds
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
@@ -245,15 +245,3 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
     except UsageError as error:
         raise _damaged(path, error) from None
     return ResolvedRun(path, config, dataset, problem, groups, dataset.centre if config.centred else None)
-
-
-def write_record(directory: checkpoint.Run, run: ResolvedRun) -> None:
-    """Write the configuration of a run, and what tells the shards of its dataset, and where values are centred, by what."""
-    directory.write_config(asdict(run.config))
-    folder = directory.path / DATA
-    if (folder / "manifest.json").exists():
-        return
-    names = [*["features.parquet"] * (run.centre is not None), "chunks.parquet", "manifest.json"]
-    with replacing(*(folder / name for name in names)) as partials:
-        for name, partial in zip(names, partials, strict=True):
-            partial.write_bytes(run.dataset.file(name).read_bytes())

@@ -12,14 +12,15 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
 from ..core.files import SEAL, WRITER, Kind, Structure, read_metadata, release_lock, take_lock
-from ..core.storage import Location, Url, local_path, location
+from ..core.storage import Location, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.staging import leftovers
 from ..models.stored import describe_model, describe_path, is_model, models_of_path
 from ..solvers.protocol import DONE
 from ..training import checkpoint
 from ..training.stopping import REASONS, relative
 from .config import RunConfig, read_config
-from .options import ProblemOptions, TrainOptions
+from .options import DEFAULT_LOSS, DEFAULT_LOSS_OF_TARGETS, ProblemOptions, TrainOptions
 
 _LANE_ARRAYS = (
     *("phase", "converged", "reason", "passes"),
@@ -41,14 +42,7 @@ def describe(path: str) -> dict[str, Any]:
     try:
         return describe_dataset(open_dataset(path))
     except DatasetError as error:
-        raise DatasetError("; ".join([str(error), *_unfinished(directory)])) from None
-
-
-def _unfinished(dataset: Location) -> list[str]:
-    """Tell of what interrupted calls have left beside a dataset."""
-    from ..dataset.staging import leftovers
-
-    return [] if isinstance(dataset, Url) else leftovers(dataset)
+        raise DatasetError("; ".join([str(error), *leftovers(directory)])) from None
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -56,10 +50,11 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .resolve import Resources, bias_by_source, choose_method, default_loss, labels_of_a_target
+    from .resolve import BIAS_BY_SOURCE, Resources, choose_method, labels_of_a_target
 
-    bias, bias_because = bias_by_source(dataset)
-    options = ProblemOptions(loss=default_loss(dataset), bias=bias)
+    bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
+    loss = DEFAULT_LOSS_OF_TARGETS if dataset.has_targets else DEFAULT_LOSS
+    options = ProblemOptions(loss=loss, bias=bias)
     resources = Resources(int(TrainOptions().memory))
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     method = "none"
@@ -88,7 +83,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         **dataset.info(),
         "feature_names": first_feature_names(dataset),
         "feature_rms": feature_rms(dataset),
-        "advice": [*notes, *_unfinished(dataset.path)],
+        "advice": [*notes, *leftovers(dataset.path)],
         "columns": has_all,
         "method": method,
         "method_because": method_because,
@@ -125,7 +120,13 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     models = models_of_path(path)
     has_model = is_model(path / "model")
     if state["state"] == "unfinished":
-        state["state"] = "in work" if _in_use(path) else "interrupted"
+        state["state"] = "interrupted"
+        with suppress(OSError):
+            lock = take_lock(path / "lock")
+            if lock is None:
+                state["state"] = "in work"
+            else:
+                release_lock(lock)
     scores = read_scores(path) if is_search else None
     parts = {"folds": path / "folds", "training with the best C": path / "best"} if is_search else {}
     return {
@@ -233,15 +234,6 @@ def largest_gap(lanes: dict[str, np.ndarray], *names: str) -> float | None:
     """Return the largest relative gap, see `relative`; None if one is not known."""
     gap = float(relative(lanes, *names).max())
     return gap if np.isfinite(gap) else None
-
-
-def _in_use(path: Path) -> bool:
-    with suppress(OSError):
-        lock = take_lock(path / "lock")
-        if lock is None:
-            return True
-        release_lock(lock)
-    return False
 
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
+from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
 from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
@@ -182,7 +183,7 @@ def score_folds(
     for group, lanes in zip(folds.groups, groups, strict=True):
         by_fold = _by_fold(lanes, folds.path / group / "state.npz", folds.centre)
         n_columns = max(fold.intercept.size for fold in by_fold)
-        n_threads, _ = affordable_threads(dataset, left, n_columns, session.threads.count)
+        n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
         score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)))
         blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
         for fold, rows in blocks:

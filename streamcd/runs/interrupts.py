@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..core.errors import ConvergenceWarning, Interrupted, escaped, in_words_of_caller
+from ..core.errors import ConvergenceWarning, Interrupted, escaped, in_command, in_words_of_caller
 
 if TYPE_CHECKING:
     from ..training.result import Result
@@ -55,36 +55,27 @@ def _ignore_at_end(signums: tuple[signal.Signals, ...]) -> None:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Provide a function that training calls between windows: the number of the signal that came, or None.
+def stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | None] | None]:
+    """Provide `stop_requested`; where no caller gave one, a training saves a checkpoint at Ctrl-C and SIGTERM.
 
-    After the first signal Ctrl-C is ignored, so that the checkpoint is completed.
+    Signals belong to the main thread. After the first one Ctrl-C is ignored, so that the checkpoint is completed. After that
+    a command ends with `Interrupted`; in Python Ctrl-C raises KeyboardInterrupt, and SIGTERM has its previous effect.
     """
+    if options.stop_requested is not None or threading.current_thread() is not threading.main_thread():
+        yield options.stop_requested
+        return
     received: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
         ignore(signal.SIGINT)
 
-    with handled(note, signal.SIGINT, signal.SIGTERM):
-        yield lambda: received[0] if received else None
-
-
-@contextmanager
-def stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | None] | None]:
-    """Provide `stop_requested`; where no caller gave one, a training saves a checkpoint at Ctrl-C and SIGTERM.
-
-    Signals belong to the main thread. After the checkpoint Ctrl-C raises KeyboardInterrupt, and SIGTERM has its previous
-    effect.
-    """
-    if options.stop_requested is not None or threading.current_thread() is not threading.main_thread():
-        yield options.stop_requested
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with stop_requests() as stop_requested:
-            yield stop_requested
+        yield lambda: received[0] if received else None
     except Interrupted as error:
+        if in_command.is_set():
+            raise
         if error.signum == signal.SIGINT:
             raise KeyboardInterrupt(str(error)) from None
         signal.signal(error.signum, before[signal.SIGTERM])
@@ -92,7 +83,8 @@ def stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | N
         raise
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) is note or not in_command.is_set():
+                signal.signal(signum, handler)
 
 
 def warn_unconverged(result: Result, options: SessionOptions) -> None:

@@ -15,7 +15,6 @@ from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
 from ..models.model import Model, ModelFile, sparse_weights, stored_code
 from ..models.stored import stored_certificate
-from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions
@@ -32,26 +31,25 @@ def save_models(
 
     Those on disk may be of this state already, and after a kill between the last checkpoint and its models of an older one.
     """
-    models = []
-    for lanes in lanes_of_models(run.problem):
+    models = {}
+    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
+        lanes = range(first, first + run.problem.block_lanes)
         single = len(lanes) == run.problem.n_lanes
-        setting = run.problem.lanes[lanes.start].setting
-        path = model_path if single else model_path / setting.name
-        models.append((path, lanes, _certificate(result, lanes)))
-    if all(stored_certificate(path) == certificate for path, _, certificate in models):
+        setting = run.problem.lanes[first].setting
+        models[model_path if single else model_path / setting.name] = lanes, _certificate(result, lanes)
+    if all(stored_certificate(path) == certificate for path, (_, certificate) in models.items()):
         return False
+    encoding = encoding_of(run.dataset, held=False)
     deviations = run.dataset.read_deviations()
-    for path, lanes, certificate in models:
-        last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        shape = run.problem.n_features, last.size
+    for path, (lanes, certificate) in models.items():
+        shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
         read_rows = partial(_weight_rows, directory, run, lanes, last=False)
         weights = sparse_weights(read_rows, shape)
         rows = None
         if weights is None:  # the rows are written from the state, and those of the model never read
             weights = np.zeros(shape)
             rows = read_rows()
-        encoding = encoding_of(run.dataset, held=False)
-        model = make_model(run, lanes, certificate, weights, last, encoding)
+        model = make_model(directory, run, lanes, certificate, weights, encoding)
         model.deviations = deviations
         model.save(path, rows)
     return True
@@ -61,33 +59,28 @@ def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) 
     """Make the models of every C and λ, in memory."""
     models = []
     encoding = encoding_of(run.dataset)
-    for lanes in lanes_of_models(run.problem):
+    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
+        lanes = range(first, first + run.problem.block_lanes)
         weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
-        last = next(_weight_rows(directory, run, lanes, last=True))[0]
-        models.append(make_model(run, lanes, _certificate(result, lanes), weights, last, encoding))
+        models.append(make_model(directory, run, lanes, _certificate(result, lanes), weights, encoding))
     return models
 
 
-def lanes_of_models(problem: Problem) -> list[range]:
-    """List the lanes of the model of every C and λ."""
-    per_model = problem.block_lanes
-    return [range(first, first + per_model) for first in range(0, problem.n_lanes, per_model)]
-
-
 def make_model(
+    directory: checkpoint.AnyRun,
     run: ResolvedRun,
     lanes: range,
     certificate: dict[str, Any],
     weights: Any,  # an array, or SciPy's CSR
-    bias_weight: np.ndarray,
     encoding: Encoding | None,
 ) -> Model:
-    """Make the model of some lanes from their w: the rows of the features, and the last one, the bias's."""
+    """Make the model of some lanes from the rows of their w: those of the features, and the last one, the bias's."""
     problem = run.problem
     dataset = run.dataset
     lane = problem.lanes[lanes.start]
     factors = problem.class_factors(lanes)
     bias = float(run.config.options.bias)
+    bias_weight = next(_weight_rows(directory, run, lanes, last=True))[0]
     record = ModelFile(
         loss=problem.loss,
         C=lane.C,

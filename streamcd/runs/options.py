@@ -11,8 +11,9 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.memory_budget import parse_size
+from ..core.memory_budget import parse_size, require
 from ..core.options import (
+    WITHIN_2,
     Checked,
     ListenerOptions,
     ModelOptions,
@@ -41,6 +42,7 @@ from ..solvers.registry import find_solver
 MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
+DEFAULT_LOSS_OF_TARGETS = "squared_error"
 
 _MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
 
@@ -52,13 +54,13 @@ ClassWeight = str | tuple[tuple[float | str, float], ...] | None
 
 
 def seconds(name: str, given: Any) -> float | None:
-    """Return a length of time in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``; None of None."""
+    """Return a time above 0 in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``; None of None."""
     if given is None:
         return None
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
     units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
     time = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
-    if math.isnan(time):
+    if not time > 0.0:
         raise UsageError(f"{name}: expected a time such as 60s, 5m or 1h, found {given!r}")
     return time
 
@@ -175,7 +177,7 @@ class ProblemOptions(_LossParameters, Checked):
         f"row with a number y to predict (convert --target), z = w·x: {_losses('{} {}', targets=True)}.",
         choices=(*LOSSES, *LOSS_ALIASES),
         metavar="LOSS",
-        default_is=f"{DEFAULT_LOSS} or squared_error",
+        default_is=f"{DEFAULT_LOSS} or {DEFAULT_LOSS_OF_TARGETS}",
     )
     method: str = option(
         "auto",
@@ -285,16 +287,11 @@ class ProblemOptions(_LossParameters, Checked):
         from ..solvers.acceleration import MOST_KAPPA  # with kernels, which declarations do without
 
         words = "auto", "none"
-        bias = number_or_word(
-            "bias", self.bias, words, lambda bias: bias <= _MOST, f"a number up to {_MOST:g}"
-        )
-        kappa = number_or_word(
-            "acceleration",
-            self.acceleration,
-            words,
-            lambda kappa: 0.0 <= kappa <= MOST_KAPPA,
-            f"a strength from 0 to {MOST_KAPPA:g}",
-        )
+        numbers = f"a number up to {_MOST:g}"
+        bias = number_or_word("bias", self.bias, words, (-math.inf, _MOST), numbers)
+        strengths = f"a strength from 0 to {MOST_KAPPA:g}"
+        kappa = number_or_word("acceleration", self.acceleration, words, (0.0, MOST_KAPPA), strengths)
+        omega = number_or_word("omega", self.omega, words[:1], WITHIN_2, "a number above 0 and below 2")
         self._set(
             loss=LOSS_ALIASES.get(self.loss, self.loss),
             C=costs(self.C),
@@ -304,16 +301,15 @@ class ProblemOptions(_LossParameters, Checked):
             class_weight=_pairs(self.class_weight),
             code=None if self.code is None else _rows(self.code),
             acceleration="none" if kappa == 0.0 else kappa,  # plain coordinate descent by either name
-            omega=number_or_word(
-                "omega",
-                self.omega,
-                words[:1],
-                lambda omega: 0.0 < omega < 2.0,
-                "a number above 0 and below 2",
-            ),
+            omega=omega,
         )
         super().__post_init__()
-        check_positive(_MOST, C=self.C, l1=self.l1, l2=self.l2, ridge=self.ridge)
+        for name in ("C", "l1", "l2", "ridge"):
+            given = getattr(self, name)
+            values = given if isinstance(given, tuple) else (as_number(given),)
+            if given is not None and not (values and all(0.0 < value <= _MOST for value in values)):
+                shown = ", ".join(f"{value:g}" for value in values) or "none"
+                raise UsageError(f"{name}: expected a number > 0 and up to {_MOST:g}, found {shown}")
         for name, other in (("l1", "l2"), ("l2", "l1")):
             if getattr(self, name) is not None and self.penalty == other:
                 raise UsageError(
@@ -348,16 +344,6 @@ class ProblemOptions(_LossParameters, Checked):
                 f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
                 "has none, leave omega at 1"
             )
-
-
-def check_positive(most: float = math.inf, /, **numbers: Any) -> None:
-    """Refuse a number that is not above 0 and up to `most`, alone or among several, by its name; None is none."""
-    for name, number in numbers.items():
-        values = number if isinstance(number, tuple) else () if number is None else (as_number(number),)
-        if number == () or not all(0.0 < value <= most for value in values):
-            shown = ", ".join(f"{value:g}" for value in values) or "none"
-            end = "" if most == math.inf else f" and up to {most:g}"
-            raise UsageError(f"{name}: expected a number > 0{end}, found {shown}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -405,6 +391,13 @@ class SessionOptions(ListenerOptions, Checked):
             raise UsageError(
                 "--workers are of this machine, --scheduler uses those of a cluster: give one of them"
             )
+
+    @property
+    def n_workers(self) -> int | None:
+        """Number of workers of this machine, 0 for those of a cluster; None if this process trains alone."""
+        if self.workers is None and self.scheduler is None and self.client is None:
+            return None
+        return self.workers or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,19 +494,17 @@ class TrainOptions(ProblemOptions, SessionOptions):
             raise UsageError(
                 "--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
+        if self.workers == 1:  # this process alone
+            self._set(workers=None)
         self._set(memory=parse_size(self.memory))
+        require(int(self.memory), {})  # for the start, which takes more than a training of few rows
         if isinstance(self.plan, tuple):
             from ..stream.memory_plan import Plan  # with kernels, which declarations do without
 
             n_entries, n_rows = self.plan
             self._set(plan=Plan(n_entries, n_rows, resident=False))
-        self._set(
-            checkpoint_every=seconds("checkpoint_every", self.checkpoint_every),
-            max_seconds=seconds("max_seconds", self.max_seconds),
-            worker_timeout=seconds("worker_timeout", self.worker_timeout),
-        )
-        times = ("checkpoint_every", "max_seconds", "worker_timeout")
-        check_positive(**{name: getattr(self, name) for name in times})
+        for name in ("checkpoint_every", "max_seconds", "worker_timeout"):
+            self._set(**{name: seconds(name, getattr(self, name))})
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
@@ -580,7 +571,6 @@ class ResumeOptions(SessionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(checkpoint_every=seconds("checkpoint_every", self.checkpoint_every))
-        check_positive(checkpoint_every=self.checkpoint_every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ the dataset and the configuration of the run that a new one starts from.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +21,8 @@ from ..dataset.diagnostics import row_mean_square, rows_are_long
 from ..dataset.in_memory import InMemoryDataset
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
-from ..report.tables import bias_text
-from ..solvers.problem import Problem
 from ..solvers.registry import find_solver
-from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
+from ..stream.memory_plan import Plan, check_holding, describe_plan, make_plan
 from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
@@ -34,8 +33,7 @@ from .config import (
     read_config,
     versions,
 )
-from .newton_rule import ROWS_PER_FEATURE, newton_is_faster
-from .options import DEFAULT_LOSS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
+from .options import DEFAULT_LOSS, DEFAULT_LOSS_OF_TARGETS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
 
 WORKER_TIMEOUT = 300.0
 """Seconds; the default of `worker_timeout`."""
@@ -49,15 +47,10 @@ class Resources(NamedTuple):
     plan: Plan | None = None
 
 
-class Resolved(NamedTuple):
-    """The configuration of a new run, and notes on what was chosen."""
-
-    config: RunConfig
-    notes: list[str]
-
-
-def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None) -> Resolved:
-    """Make the configuration of a new run; refused where the options do not go together, or do not fit the dataset.
+def resolve(
+    options: TrainOptions, dataset: Dataset, workers: int | None = None
+) -> tuple[RunConfig, list[str]]:
+    """Make the configuration of a new run, and notes on what was chosen; refused where options do not go together or fit.
 
     Parameters
     ----------
@@ -74,8 +67,9 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     choices = []
 
     # the loss, by the labels
-    loss = options.loss or default_loss(dataset)
+    loss = options.loss or DEFAULT_LOSS
     if options.loss is None and dataset.has_targets:
+        loss = DEFAULT_LOSS_OF_TARGETS
         choices.append(f"loss {loss}: numbers to predict")
     check_labels(loss, dataset)
     scoring = _criterion(options, loss, dataset) if isinstance(options, TuneOptions) else None
@@ -87,7 +81,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         bias = start.options.bias
         bias_because = "that of the run it starts from"
     elif bias == "auto":
-        bias, bias_because = bias_by_source(dataset)
+        bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
     given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
     problem = ProblemOptions(**given | {"loss": loss, "bias": float(bias)})
 
@@ -96,14 +90,21 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
     if problem.method == "auto" and start is not None and problem.penalty == "l2":
         by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
         problem = replace(problem, method="newton" if by_newton else "dual")
-    elif problem.method == "auto" and problem.penalty == "l2" and _asks_for_dual(problem, options.eps):
-        problem = replace(problem, method="dual")
+    elif (
+        problem.method == "auto"
+        and problem.penalty == "l2"
+        and any((problem.omega != 1.0, problem.acceleration != "auto", options.eps is not None))
+    ):
+        problem = replace(problem, method="dual")  # these are options of its steps
     elif problem.method == "auto":
         method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
         problem = replace(problem, method=method)
     solver = find_solver(problem.loss, problem.method)
     choices.append(f"method {problem.method}{because and f': {because}'}")
-    _check_workers(options, problem, workers)
+    if workers is not None:
+        _check_workers(options, problem)
+    elif options.worker_timeout is not None:
+        raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
 
     # acceleration
     if because := _why_plain(problem, options.eps):
@@ -112,7 +113,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         if solver.accelerates:
             choices.append(f"without acceleration: {because}")
         problem = replace(problem, acceleration="none")
-    choices.append(f"bias {bias_text(float(bias), bias_because, advises=True)}")
+    choices.append(f"bias {'none' if float(bias) < 0 else f'{bias:g}'}: {bias_because}")
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
@@ -167,7 +168,7 @@ def resolve(options: TrainOptions, dataset: Dataset, workers: int | None = None)
         bias_because=bias_because,
         centred="" if centre is None else centre.describe(),
     )
-    return Resolved(config, notes)
+    return config, notes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -191,11 +192,6 @@ def labels_of_a_target(dataset: Dataset, most: int = _MANY_FRACTIONS) -> str | N
         f"{labels.size:,} different numbers such as {fractions[0]:.6g}; convert with --target to predict numbers; if they "
         "are classes, write them as whole numbers or names"
     )
-
-
-def default_loss(dataset: Dataset) -> str:
-    """Return the loss where none is given."""
-    return "squared_error" if dataset.has_targets else DEFAULT_LOSS
 
 
 def check_labels(loss: str, dataset: Dataset) -> None:
@@ -245,17 +241,16 @@ def _criterion(options: TuneOptions, loss: str, dataset: Dataset) -> str:
 # Bias
 
 
-_BIAS_BY_SOURCE = {
-    "table": (1.0, "made from a table"),
-    "dense array": (1.0, "made from a dense array"),
-    "sparse matrix": (NO_BIAS, "made from a sparse matrix"),
-    "libsvm text": (NO_BIAS, "made from libsvm text"),
+_WITHOUT = "--bias 1 adds an intercept"
+_WITH = "--bias none leaves the intercept out"
+BIAS_BY_SOURCE = {
+    "table": (1.0, f"made from a table; {_WITH}"),
+    "dense array": (1.0, f"made from a dense array; {_WITH}"),
+    "sparse matrix": (NO_BIAS, f"made from a sparse matrix; {_WITHOUT}"),
+    "libsvm text": (NO_BIAS, f"made from libsvm text; {_WITHOUT}"),
+    None: (NO_BIAS, f"made from a source that is not known; {_WITHOUT}"),
 }
-
-
-def bias_by_source(dataset: Dataset) -> tuple[float, str]:
-    """Choose the bias for a dataset, negative for none, with the reason."""
-    return _BIAS_BY_SOURCE.get(dataset.made_from or "", (NO_BIAS, "made from a source that is not known"))
+"""The bias by what a dataset was made from, negative for none, with the reason."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,7 +258,7 @@ def bias_by_source(dataset: Dataset) -> tuple[float, str]:
 #
 # The dual method, accelerated, needs the fewest passes on wide data, and no second layout. Newton's method needs fewer reads
 # of narrow data, and keeps no dual variables on disk, but each takes longer: it is chosen by an estimate of the time
-# (`newton_rule`), on workers, and where rows are long.
+# (`newton_is_faster`), on workers, and where rows are long.
 
 _MATRICES = 5
 """Matrices of each lane: one for each part of a window, and their sum."""
@@ -282,57 +277,56 @@ def choose_method(
     options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
-    method, reason = _preferred_method(options, dataset, resources, folds, tol)
-    if method == "newton":
-        trial = replace(options, method="newton", acceleration="none")
-        try:
-            plan_groups(trial, dataset, resources._replace(plan=None), folds)
-        except BudgetError:
-            reason = (
-                ""
-                if folds and options.penalty == "l2"
-                else f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
+    size = dataset.n_features + 1
+    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
+    n_lanes = n_classes * len(options.C)
+    # which workers share
+    few = _MATRICES * 8 * n_lanes * size**2 <= _SHARE * resources.memory / (resources.workers or 1)
+    method = "dual"
+    reason = "" if folds else "the fewest passes on nearly all data"
+    newton = ""
+    if options.penalty != "l2":
+        method = "working-set"
+        reason = f"it trains with the penalty {options.penalty} from the column layout"
+        if few:
+            newton = f"few features: it needs the fewest reads with the penalty {options.penalty}"
+        elif not has_columns(dataset):
+            newton = (
+                f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns "
+                f"{dataset.path}' makes"
             )
-            method = "dual" if options.penalty == "l2" else "working-set"
-    return method, reason
+    elif "newton" in methods_for(options.loss):
+        newton = _why_newton(options, dataset, resources, n_lanes, few, folds, tol)
+    if not newton:
+        return method, reason
+    try:
+        trial = replace(options, method="newton", acceleration="none")
+        plan_groups(trial, dataset, resources._replace(plan=None), folds)
+    except BudgetError:
+        if folds and options.penalty == "l2":
+            return method, ""
+        return method, f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
+    return "newton", newton
 
 
-def _asks_for_dual(problem: ProblemOptions, eps: float | None) -> bool:
-    """Tell whether there is an option of dual coordinate descent: its step, its acceleration, LIBLINEAR's rule."""
-    return problem.omega != 1.0 or problem.acceleration != "auto" or eps is not None
-
-
-def _preferred_method(
-    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int, tol: float
-) -> tuple[str, str]:
-    """Choose a method, with the reason, by the sizes of data and lanes, whether or not newton's matrices fit."""
+def _why_newton(
+    options: ProblemOptions,
+    dataset: Dataset,
+    resources: Resources,
+    n_lanes: int,
+    few: bool,
+    folds: int,
+    tol: float,
+) -> str:
+    """Return why newton takes less time than dual, whether or not its matrices fit; empty where it does not."""
     n_rows = dataset.n_rows
     n_entries = dataset.n_entries
     size = dataset.n_features + 1
     largest_C = max(options.C)
-    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    n_lanes = n_classes * len(options.C)
-    # which workers share
-    matrices = _MATRICES * 8 * n_lanes * size**2
-    few = matrices <= _SHARE * resources.memory / (resources.workers or 1)
-    if options.penalty != "l2":
-        if few:
-            return "newton", f"few features: it needs the fewest reads with the penalty {options.penalty}"
-        if has_columns(dataset):
-            return "working-set", f"it trains with the penalty {options.penalty} from the column layout"
-        return (
-            "newton",
-            f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns {dataset.path}' "
-            "makes",
-        )
-    dual = "dual", "" if folds else "the fewest passes on nearly all data"
-    if "newton" not in methods_for(options.loss):
-        return dual
     has_few_products = n_entries * n_lanes <= _MOST_PRODUCTS * n_rows
     if resources.workers is not None:
-        tall = few and has_few_products and n_rows >= ROWS_PER_FEATURE * size
-        reads = "few features: it needs the fewest reads, which workers share"
-        return ("newton", reads) if tall else dual
+        tall = few and has_few_products and n_rows >= _ROWS_PER_FEATURE * size
+        return "few features: it needs the fewest reads, which workers share" if tall else ""
     long = (
         (has_few_products or n_lanes == 1)
         and n_lanes * size**3 <= _MOST_OPERATIONS
@@ -343,12 +337,11 @@ def _preferred_method(
     figures = n_rows, size, n_entries, largest_C * mean_square, tol
     # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
-    if is_streamed:
-        reads = "few features, and rows that are read from disk: it needs the fewest reads"
-        return ("newton", reads) if faster or (long and not folds) else dual
-    if long:  # newton's passes alone end where features are badly scaled
-        return "newton", "few features, some with means or scales far from 0 and 1, which do not slow it down"
-    return ("newton", "few features: it takes less time") if faster else dual
+    if is_streamed and (faster or (long and not folds)):
+        return "few features, and rows that are read from disk: it needs the fewest reads"
+    if long and not is_streamed:  # newton's passes alone end where features are badly scaled
+        return "few features, some with means or scales far from 0 and 1, which do not slow it down"
+    return "few features: it takes less time" if faster else ""
 
 
 def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:
@@ -357,6 +350,77 @@ def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> boo
     if method == "auto":
         method, _ = choose_method(options, dataset, Resources(memory))
     return find_solver(options.loss, method).layout == "columns"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The time of Newton's method beside that of the dual method, from what is known before a training
+#
+# The unit is the dual method's visit of all rows in memory. The figures are of `docs/measurements.md`, "What auto takes".
+
+_READS = {
+    "squared_error": 2.0,
+    "huber": 3.5,
+    "squared_epsilon_insensitive": 4.0,
+    "squared_hinge": 6.0,
+    "log_loss": 6.0,
+}
+"""Reads of Newton's method, which depend little on C and scale where there are many rows for each feature."""
+
+_ROWS_PER_FEATURE = 100
+"""Rows for each feature from which on classes are not separable: sets of 11 and 73 took 40 to 160 reads with C = 100."""
+
+_PASSES = {
+    "squared_error": 4.5,
+    "huber": 4.5,
+    "squared_epsilon_insensitive": 4.5,
+    "squared_hinge": 4.0,
+    "log_loss": 3.0,
+}
+"""Passes of the dual method, accelerated, to 1e-3 where C times the rows' mean square norm is small."""
+
+_GROWTH = 0.17
+"""Exponent with which these passes grow in that product."""
+
+_LEAST_NANOSECONDS = 3e7
+"""Time of the dual method below which it is taken, as on all data that are not narrow: the difference is not felt."""
+
+
+def newton_is_faster(
+    loss: str,
+    n_rows: int,
+    n_weights: int,
+    n_entries: int,
+    C_mean_square: float,
+    tol: float,
+    *,
+    is_streamed: bool,
+) -> bool:
+    """Tell whether Newton's method takes less time than the dual one, for each of several lanes.
+
+    A read takes 1.2 visits of all rows, products of pairs of a row's entries, and a solution. Where data are streamed a
+    visit decodes, too, and the dual method takes twice the passes, as windows are visited one after another.
+
+    Parameters
+    ----------
+    C_mean_square : float
+        C times the mean square of the rows' norms.
+    """
+    row_entries = n_entries / max(n_rows, 1)
+    visit = n_rows * (60.0 + 2.0 * row_entries) + 1e6  # nanoseconds
+    newton = 1.2 + row_entries / 100.0 + 0.3 * n_weights**3 / visit
+    decoding = 2.0 + row_entries / 100.0 if is_streamed else 0.0
+    length = 1.0 + C_mean_square
+    passes = _PASSES[loss] * length**_GROWTH
+    reads = _READS[loss]
+    if loss == "squared_hinge" and n_rows < _ROWS_PER_FEATURE * n_weights:
+        passes = _PASSES[loss] * length**0.5
+        reads = max(reads, 3.0 * length**0.3)
+    passes *= 1.0 + 0.2 * min(max(-math.log10(tol) - 3.0, -1.0), 3.0)
+    if is_streamed:
+        passes *= 2.0
+    if passes * visit < _LEAST_NANOSECONDS:
+        return False
+    return reads * (newton + decoding) < passes * (1.0 + decoding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -379,12 +443,8 @@ def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
     return ""
 
 
-def _check_workers(options: TrainOptions, problem: ProblemOptions, workers: int | None) -> None:
-    """Refuse options that training on workers does not have, or that only it has."""
-    if workers is None:
-        if options.worker_timeout is not None:
-            raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
-        return
+def _check_workers(options: TrainOptions, problem: ProblemOptions) -> None:
+    """Refuse options that training on workers does not have."""
     if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
     if problem.penalty != "l2":
@@ -432,9 +492,18 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
         lanes = problem.subset(range(size * block))
         memory = memory_of(options, lanes, dataset)
         tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
-        memory = replace(memory, weights=memory.weights + tables)
+        # of rows in memory the state is there too
+        state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
+        rows = memory.rows + state + dataset.held_bytes
+        memory = replace(memory, weights=memory.weights + tables, rows=rows)
         try:
-            plan, share = _plan_group(dataset, lanes, memory, resources)
+            if resources.workers is None:
+                plan = make_plan(dataset, resources.memory, memory)
+                share = resources.memory
+            else:
+                from ..cluster.memory import plan_worker  # only where there are workers
+
+                plan, share = plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
         except BudgetError as error:
             refusal = error
             continue
@@ -443,20 +512,6 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
             return Groups(number, n_lanes, plan, share)
     assert refusal is not None
     raise refusal
-
-
-def _plan_group(
-    dataset: Dataset, lanes: Problem, memory: SolverMemory, resources: Resources
-) -> tuple[Plan, int]:
-    """Return the plan for a group of lanes, and the bytes it is for."""
-    if resources.workers is not None:
-        from ..cluster.memory import plan_worker  # only where there are workers
-
-        return plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
-    # of rows in memory the state is there too
-    state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
-    memory = replace(memory, rows=memory.rows + state + dataset.held_bytes)
-    return make_plan(dataset, resources.memory, memory), resources.memory
 
 
 def describe_worker_budget(n_bytes: int) -> str:

@@ -8,11 +8,11 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import UsageError, counted
-from ..core.files import write_metadata
-from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, require, warn_of_memory
+from ..core.files import replacing, write_metadata
+from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
 from ..core.options import Listener, takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
@@ -25,6 +25,7 @@ from ..training.loop import Loop, Session, StopRequested, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
 from ..training.stopping import StopRule
 from .config import (
+    DATA,
     ResolvedRun,
     is_begun,
     read_config,
@@ -32,7 +33,6 @@ from .config import (
     reopen,
     same_dataset,
     versions,
-    write_record,
 )
 from .describe import SCORES
 from .interrupts import stopped_by_signals, warn_unconverged
@@ -40,9 +40,6 @@ from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
 from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
 from .warm_start import WarmStart, previous_run, start_from
-
-if TYPE_CHECKING:
-    from ..cluster.dask_engine import Workers
 
 
 @takes(TrainOptions)
@@ -73,8 +70,9 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainO
     >>> result.converged
     True
     """
-    with stopped_by_signals(options) as stop_requested:
-        result = _begin(dataset, run, options, stop_requested)
+    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     return result
 
@@ -104,8 +102,9 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
     >>> result.best_C, sorted(result.scores)
     (0.1, ['0.1', '1', '10'])
     """
-    with stopped_by_signals(options) as stop_requested:
-        result = _begin(dataset, run, options, stop_requested)
+    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     assert isinstance(result, TuneResult)
     return result
@@ -151,22 +150,15 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
         changes["dataset"] = str(location(options.dataset).resolve())
     if options.checkpoint_every is not None:
         changes["checkpoint_every"] = options.checkpoint_every
-    with stopped_by_signals(options) as stop_requested:
-        workers = _workers(options, fewest=1)
+    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
         session = Session(options.listener, stop_requested)
-        result = _go_on(path, workers, session, changes)
+        result = train_run(*_go_on(path, options, session, changes, stack))
     warn_unconverged(result, options)
     return result
 
 
-def _workers(options: SessionOptions, fewest: int) -> Workers | None:
-    """Return the workers that options name; None if this process trains alone: fewer than `fewest` local ones are none."""
-    local = options.workers or 0
-    if options.client is None and options.scheduler is None and local < fewest:
-        return None
-    from ..cluster.dask_engine import Workers  # only where there are workers
-
-    return Workers(options.client, options.scheduler, local if local >= fewest else 0)
+Opened = tuple[checkpoint.Run, ResolvedRun, Session, WarmStart | None]
+"""A run that is to be trained, as `train_run` takes it."""
 
 
 def _begin(
@@ -174,92 +166,113 @@ def _begin(
     run_path: str | Path | None,
     options: TrainOptions,
     stop_requested: StopRequested | None,
-) -> Result:
-    """Begin a run; with `resume` go on with it where it was begun."""
+    stack: ExitStack,
+) -> Opened:
+    """Make a run; with `resume` open it where it was begun."""
     # first: for rows in memory a run is not what is missing
     dataset = open_dataset(dataset, cache=options.cache)
     path = local_path(run_path, "a run")
-    listener = options.listener
-    max_seconds = None if options.max_seconds is None else float(options.max_seconds)
-    session = Session(listener, stop_requested, options.threads, max_seconds)
-    workers = _workers(options, fewest=2)
-    require(int(options.memory), {})  # for the start, which takes more than a training of few rows
+    until = math.inf if options.max_seconds is None else time.monotonic() + float(options.max_seconds)
+    session = Session(options.listener, stop_requested, options.threads, until)
     if isinstance(options, TuneOptions):
         from .held_out import with_folds  # with the kernels of scoring
 
         dataset, cv = with_folds(dataset, options.cv, int(options.memory))
         options = replace(options, cv=cv)
-    config, notes = resolve(options, dataset, None if workers is None else workers.local)
+    config, notes = resolve(options, dataset, options.n_workers)
     if options.resume and is_begun(path, config):
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        return _go_on(path, workers, session, {name: getattr(config, name) for name in free})
+        return _go_on(path, options, session, {name: getattr(config, name) for name in free}, stack)
     training = reopen(path, config, dataset)
     previous = previous_run(training, notes)  # refused before anything is made
-    with ExitStack() as stack:
-        if workers is not None and workers.scheduler is not None:
-            # where none answers, no run is made or replaced
-            workers = replace(workers, client=stack.enter_context(workers.connected(listener)))
-        refuse_existing(path, config, options.force)
-        directory = stack.enter_context(checkpoint.create_run(path, force=options.force))
-        for note in notes:  # now that all options are checked
-            listener.message(note)
-        _record(directory, training, listener)
-        if workers is not None:
-            session = replace(session, client=stack.enter_context(workers.connected(listener, path)))
-        return run(directory, training, session, previous)
+    if options.scheduler is not None:
+        # where none answers, no run is made or replaced
+        session = replace(session, client=_connect(options, path, stack))
+    refuse_existing(path, config, options.force)
+    directory = checkpoint.create_run(path, force=options.force)
+    stack.callback(directory.close)
+    for note in notes:  # now that all options are checked
+        session.listener.message(note)
+    _record(directory, training, session.listener)
+    if options.n_workers is not None and session.client is None:
+        session = replace(session, client=_connect(options, path, stack))
+    return directory, training, session, previous
 
 
-def _go_on(path: Path, workers: Workers | None, session: Session, changes: dict[str, Any]) -> Result:
-    """Resume a run of any kind, with changes of its configuration."""
+def _go_on(
+    path: Path, options: SessionOptions, session: Session, changes: dict[str, Any], stack: ExitStack
+) -> Opened:
+    """Open a run of any kind to resume it, with changes of its configuration."""
     listener = session.listener
-    with ExitStack() as stack:
-        directory = stack.enter_context(checkpoint.open_run(path))
-        config = read_config(path)
-        if (workers is None) != (config.rounds is None):
-            begun = "in one process"
-            way = "without workers"
-            if workers is None:
-                begun = "on workers"
-                way = "with --scheduler ADDRESS or --workers N, N >= 1"
-            raise UsageError(
-                f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
-            )
-        config = replace(config, **changes)
-        dataset = same_dataset(config)
-        if config.scoring is not None:
-            from .held_out import with_folds
+    workers = options.n_workers
+    directory = checkpoint.open_run(path)
+    stack.callback(directory.close)
+    config = read_config(path)
+    if (workers is None) != (config.rounds is None):
+        begun = "in one process"
+        way = "without workers"
+        if workers is None:
+            begun = "on workers"
+            way = "with --scheduler ADDRESS or --workers N, N >= 1"
+        raise UsageError(
+            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
+        )
+    config = replace(config, **changes)
+    dataset = same_dataset(config)
+    if config.scoring is not None:
+        from .held_out import with_folds
 
-            dataset, _ = with_folds(dataset, config.folds, config.memory)
-        training = reopen(path, config, dataset)
-        if workers is not None:
-            training = replace(training, config=share_memory_anew(training, workers.local))
+        dataset, _ = with_folds(dataset, config.folds, config.memory)
+    training = reopen(path, config, dataset)
+    previous = None
+    states = (checkpoint.read_arrays(path / group / "state.npz", ("position",)) for group in training.groups)
+    if not all(state and state["position"][0] for state in states):
+        # the run that it starts from says what the first read begins with, and may be gone after it
         previous = previous_run(training, [])
-        here = versions()
-        if {name: config.versions.get(name) for name in here} != here:
-            listener.warning(
-                "this machine or its libraries differ from those that the run was begun with: "
-                "the optimum is the same by its gap, the last digits may differ"
-            )
-        if workers is not None:
-            listener.message(describe_worker_budget(training.config.memory))
-        _record(directory, training, listener)
-        client = None if workers is None else stack.enter_context(workers.connected(listener, path))
-        session = replace(session, n_threads=config.threads, client=client)
-        return run(directory, training, session, previous)
+    here = versions()
+    if {name: config.versions.get(name) for name in here} != here:
+        listener.warning(
+            "this machine or its libraries differ from those that the run was begun with: "
+            "the optimum is the same by its gap, the last digits may differ"
+        )
+    session = replace(session, n_threads=config.threads)
+    if workers is not None:
+        training = replace(training, config=share_memory_anew(training, workers))
+        listener.message(describe_worker_budget(training.config.memory))
+        session = replace(session, client=_connect(options, path, stack))
+    _record(directory, training, listener)
+    return directory, training, session, previous
+
+
+def _connect(options: SessionOptions, run: Path, stack: ExitStack) -> Any:
+    """Return a client of the workers that options name; local ones are started, with files in the run."""
+    if options.client is not None:
+        return options.client
+    from ..cluster.dask_engine import open_client  # only where there are workers
+
+    workers = options.n_workers or 0
+    return stack.enter_context(open_client(options.scheduler, workers, options.listener, run / "workers"))
 
 
 def _record(directory: checkpoint.Run, training: ResolvedRun, listener: Listener) -> None:
-    """Warn of what is wrong from the start, and record the configuration."""
+    """Warn of what is wrong from the start; record the configuration, and what tells the shards and the centre."""
     config = training.config
+    dataset = training.dataset
     for line in _advice(training, accelerated=config.options.acceleration != "none"):
         listener.warning(line)
     if config.rounds is None:
         # beside the interpreter: the data, if it stays in memory, else all of the budget
-        dataset = training.dataset
         whole = dataset.n_entries * dataset.entry_bytes + 16 * dataset.n_features * training.problem.n_lanes
         planned = whole if config.plan.resident else config.memory - RUNNING_BYTES
         warn_of_memory(config.memory, planned, listener)
-    write_record(directory, training)
+    directory.write_config(asdict(config))
+    folder = directory.path / DATA
+    if (folder / "manifest.json").exists():
+        return
+    names = [*["features.parquet"] * (training.centre is not None), "chunks.parquet", "manifest.json"]
+    with replacing(*(folder / name for name in names)) as partials:
+        for name, partial in zip(names, partials, strict=True):
+            partial.write_bytes(dataset.file(name).read_bytes())
 
 
 def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
@@ -274,7 +287,7 @@ def _advice(training: ResolvedRun, *, accelerated: bool = False) -> list[str]:
     )
 
 
-def run(
+def train_run(
     directory: checkpoint.AnyRun,
     training: ResolvedRun,
     session: Session,
@@ -376,12 +389,11 @@ def train_in_memory(dataset: Dataset, options: TrainOptions, session: Session) -
     """Train without a directory, on rows in memory, and without resuming; returns the models of every C and λ, too."""
     config, notes = resolve(options, dataset)
     config = replace(config, checkpoint_every=math.inf)
-    require(config.memory, {})
     for note in notes:
         session.listener.message(note)
     directory = checkpoint.MemoryRun()
     training = reopen(directory.path, config, dataset)
-    result = run(directory, training, session)
+    result = train_run(directory, training, session)
     return result, make_models(directory, training, result)
 
 
@@ -397,7 +409,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     folds = directory.part("folds")
     training = replace(search, path=folds.path, config=replace(config, scoring=None))
     folds.write_config(asdict(training.config))
-    result = run(folds, training, replace(session, stage="folds: "))
+    result = train_run(folds, training, replace(session, stage="folds: "))
     names = "n_lanes", "passes", "gap", "converged", "bytes_read", "seconds"
     summary = {name: getattr(result, name) for name in names}
     scoring = config.scoring or ""
@@ -433,5 +445,5 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     on_all_rows = reopen(part.path, config, search.dataset)
     part.write_config(asdict(config))
     previous = start_from(training, on_all_rows)
-    result = run(part, on_all_rows, session, previous, model_path=directory.model_path)
+    result = train_run(part, on_all_rows, session, previous, model_path=directory.model_path)
     return TuneResult(**asdict(result), **scored, folds=summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
         folder = local_path(place, "a run or a model")
         if kind == "run":
             try:
-                with checkpoint.open_run(folder):
+                with closing(checkpoint.open_run(folder)):
                     problems = list(_run_problems(folder, listener, parse_size(memory)))
                 problems += verify_model(folder, memory=memory)
             except CheckpointError as error:
@@ -102,7 +103,6 @@ def _directory_problems(
             names = ("log_bytes", "log_crc", "slots")
             arrays = checkpoint.read_arrays(state, names, identity.part(group), whole=True)
             if arrays is None:
-                checkpoint.refuse_lost_state(state, log)
                 continue  # not begun
             if arrays["log_bytes"]:
                 checkpoint.check_log(log, int(arrays["log_bytes"]), int(arrays["log_crc"]))

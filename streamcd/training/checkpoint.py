@@ -118,7 +118,6 @@ class Run:
         """
         numbers = read_arrays(self.state_path, ("log_bytes", "log_crc"), self.identity, room + LINE_BYTES)
         if numbers is None:
-            refuse_lost_state(self.state_path, self.log_path)
             yield {}
             return
         with _damage_named(self.state_path):
@@ -153,16 +152,11 @@ class Run:
         """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
         return read_array_rows(self.path / part / "state.npz", name, block_rows)
 
-    def close(self, *_: object) -> None:
+    def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
             release_lock(self._lock)
             self._lock = None
-
-    def __enter__(self) -> Run:
-        return self
-
-    __exit__ = close
 
 
 def check_log(path: Path, n_bytes: int, crc: int) -> None:
@@ -175,14 +169,6 @@ def check_log(path: Path, n_bytes: int, crc: int) -> None:
     if checksum != crc:
         raise CheckpointError(
             f"{path}: damaged, or of another run; restore it from a copy, or train again with --force"
-        )
-
-
-def refuse_lost_state(state: Path, log: Path) -> None:
-    """Raise a `CheckpointError` where there is no state, but passes in the log."""
-    if log.exists() and log.stat().st_size:  # safety: resume::truncated_or_missing[gone-state.npz]
-        raise CheckpointError(
-            f"{state}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
         )
 
 
@@ -249,12 +235,20 @@ def read_arrays(
     *,
     whole: bool = False,
 ) -> dict[str, np.ndarray] | None:
-    """Read arrays of a state, all or those named; None if there is no file. Raises `CheckpointError` if it is damaged.
+    """Read arrays of a state, all or those named; None if there is none yet. Raises `CheckpointError` if it is damaged.
 
     The state must belong to the run `identity`, if given, and hold at most `room` bytes. `whole` verifies the checksums of
     all arrays.
     """
+    log = path.with_name("log.jsonl")
+    has_log = (
+        log.exists() and log.stat().st_size > 0
+    )  # first: a process that trains writes the state before it
     if not path.exists():
+        if has_log:  # safety: resume::truncated_or_missing[gone-state.npz]
+            raise CheckpointError(
+                f"{path}: missing, though the run's log tells of passes; restore it from a copy, or train again with --force"
+            )
         return None
     with _open_archive(path, room) as members, np.load(path, allow_pickle=False) as archive:
         if whole and (damaged := members.testzip()):
@@ -372,7 +366,7 @@ def create_run(path: Path, *, force: bool) -> Run:
     run = Run(path, Identity.new())
     # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
-        stack.push(run)
+        stack.callback(run.close)
         # listed again: a run that is opened gives an early log its name
         for entry in sorted(_content(path), key=lambda entry: entry.name == "config.json"):
             if entry.name == "config.json":

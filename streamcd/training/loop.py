@@ -6,8 +6,9 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,9 @@ class Session:
     listener: Listener
     stop_requested: StopRequested | None
     n_threads: int | None = None  # of this process
-    max_seconds: float | None = None  # after which it stops
+    until: float = math.inf  # time of the monotonic clock at which to stop
     client: Any = None  # of the workers; None if this process trains
     stage: str = ""  # prefix of the phase in progress
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def until(self) -> float:
-        """Time of the monotonic clock at which to stop."""
-        return math.inf if self.max_seconds is None else self.started + self.max_seconds
-
-    @cached_property
-    def threads(self) -> Threads:
-        return Threads(self.n_threads)
 
 
 class _TimeIsUp(StreamcdError):
@@ -126,12 +117,11 @@ class TrainingLoop(ABC):
         self.listener = session.listener
         self.stop_requested = session.stop_requested or (lambda: None)
         self.until = session.until
-        self.started = time.monotonic()
+        self.started = time.monotonic()  # less the seconds of earlier sessions
         self.kernel_seconds = 0.0
         layout = self.solver.layout
         self.rank = self.dataset.feature_rank if layout.ranked else SOURCE_ORDER
         self.state = self.solver.new_state(self.arrays)
-        self.seconds_before = 0.0
         self.bytes_before = 0
         self.slots = directory.open_slots(self.dataset, layout.state_bytes)
 
@@ -153,22 +143,18 @@ class TrainingLoop(ABC):
             # only in the outcome: the state on disk does not depend on time
             reason = np.where(state.phase == DONE, state.reason, BY_TIME)
             outcome = {**state.lanes, "reason": reason}
-        finally:
-            self._close()
         w = state.w[:-1]  # counted in blocks: numpy copies them
         counts: Any = sum(
             np.count_nonzero(rows, axis=0) for rows in np.array_split(w, 1 + w.size // (1 << 20))
         )
         support = {"n_nonzero": counts.reshape(state.phase.size, -1).sum(axis=1)}
-        return Outcome(outcome | support, self._seconds(), self._bytes_read(), self.kernel_seconds)
+        return Outcome(
+            outcome | support, time.monotonic() - self.started, self._bytes_read(), self.kernel_seconds
+        )
 
     @abstractmethod
     def _train(self) -> None:
         """Read the data until no lane is open."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close files and connections."""
 
     def _has_open_lanes(self) -> bool:
         return bool((self.state.phase != DONE).any())
@@ -189,7 +175,7 @@ class TrainingLoop(ABC):
 
     def _checkpoint(self) -> None:
         """Replace the state on disk, which also records the length of the log, and refers to the slots."""
-        self.state.seconds[...] = self._seconds() - self.kernel_seconds
+        self.state.seconds[...] = time.monotonic() - self.started - self.kernel_seconds
         self.state.bytes_read[...] = self._bytes_read()
         arrays = self.state.stored_arrays(self.rank) | {"slots": self.slots.current}
         self.directory.write_state(
@@ -209,7 +195,7 @@ class TrainingLoop(ABC):
                 self.slots.allocate()
                 if self.warm_start is not None:
                     self.warm_start.begin(self.state, self.solver, self.slots, self.rank)
-        self.seconds_before = float(self.state.seconds)
+        self.started -= float(self.state.seconds)
         self.bytes_before = int(self.state.bytes_read)
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -237,9 +223,6 @@ class TrainingLoop(ABC):
             raise Interrupted(f"stopped by a signal {advice}", signum)
         self.listener.message(f"time is up {advice}")
         raise _TimeIsUp
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started
 
     def _status(self) -> TrainingStatus:
         """Summarise the lanes."""
@@ -298,7 +281,7 @@ class Loop(TrainingLoop):
             self.planned = resident_bytes(solver.layout.open(dataset), solver.memory)
         make_room(config.memory, self.planned)
         super().__init__(directory, config, dataset, solver, *more)
-        self.threads = solver.threads = self.session.threads
+        self.threads = solver.threads = Threads(self.session.n_threads)
         self.solver.tol = self.config.rule.tol or 0.0
         self.next_checkpoint = math.inf
         # chunks whose rows are in a resident arena, and the rows that the slots do not have yet
@@ -327,7 +310,8 @@ class Loop(TrainingLoop):
         self.next_checkpoint = time.monotonic() + min(self.config.checkpoint_every, first)
         folder = self.directory.path if isinstance(self.directory, Run) else None
         options: dict[str, Any] = {"n_folds": self.problem.n_folds, "folder": folder}
-        with Stream(self.dataset, self.config.plan, layout, self.config.seed, **options) as stream:
+        stream = Stream(self.dataset, self.config.plan, layout, self.config.seed, **options)
+        with closing(self.threads), stream:
             self.stream = stream
             make_room(
                 self.config.memory, self.planned
@@ -338,9 +322,6 @@ class Loop(TrainingLoop):
             while self._has_open_lanes():
                 self._read(stream)
             self._checkpoint()
-
-    def _close(self) -> None:
-        self.threads.close()
 
     def _read(self, stream: Stream) -> None:
         """Carry out the rest of the current read."""

@@ -64,7 +64,9 @@ class Result:
     more_passes_help: bool = False
 
     def __repr__(self) -> str:
-        ended = f"converged {self._after}" if self.converged else self.describe_shortfall()
+        ended = self.describe_shortfall()
+        if self.converged:
+            ended = f"converged after {counted(self.passes, 'pass', 'passes')}"
         return f"<streamcd.{type(self).__name__} {escaped(self.run)}: {ended}; relative gap {self.gap:.2g}>"
 
     def __fspath__(self) -> str:
@@ -75,15 +77,12 @@ class Result:
         """Return the object that ``--json`` prints."""
         return asdict(self)
 
-    @property
-    def _after(self) -> str:
-        return f"after {counted(self.passes, 'pass', 'passes')}"
-
     def describe_shortfall(self) -> str:
         """Describe how the training fell short of its rule."""
         shortfall = {reason.name: reason.shortfall for reason in REASONS}[self.stop_reason]
         slowly = "" if self.more_passes_help else ", which more passes change slowly"
-        return shortfall.format(after=self._after, gap=self.gap, slowly=slowly)
+        after = f"after {counted(self.passes, 'pass', 'passes')}"
+        return shortfall.format(after=after, gap=self.gap, slowly=slowly)
 
     @property
     def model(self) -> Any:

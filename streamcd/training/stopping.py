@@ -108,7 +108,7 @@ def _decide(state: State, rule: StopRule, ended: np.ndarray) -> None:
     holds = np.array(
         [
             gap <= allowed,
-            _is_optimal(state, rule),
+            state.whole & (state.seen_violation <= (-1.0 if rule.eps is None else rule.eps)),
             (gap - state.rounding <= allowed) & (stays | passes) | stays & (state.idle_reads >= _MOST_IDLE),
             passes,
         ]
@@ -117,11 +117,6 @@ def _decide(state: State, rule: StopRule, ended: np.ndarray) -> None:
     state.reason[ended] = reasons
     state.converged[ended] = np.array([reason.converged for reason in REASONS])[reasons]
     state.phase[ended] = np.where(reasons == UNFINISHED, TRAIN, DONE)
-
-
-def _is_optimal(state: State, rule: StopRule) -> np.ndarray:
-    eps = -1.0 if rule.eps is None else rule.eps
-    return state.whole & (state.seen_violation <= eps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ def _conclude_passes(state: State, rule: StopRule, trained: np.ndarray, estimate
         size = objective_size(state.lanes, "estimated_primal")[trained]
         hopeful = expected <= state.caution[trained] * rule.tol * size
     else:
-        hopeful = _is_optimal(state, rule)[trained]
+        hopeful = state.whole[trained] & (state.seen_violation[trained] <= rule.eps)
     ends = hopeful | (state.passes[trained] >= rule.max_passes)
     state.phase[trained[ends]] = CERTIFY
     if rule.eps is not None:  # where it holds for the rows that are left
