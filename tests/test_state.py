@@ -23,9 +23,9 @@ OF_CHECKPOINT = {"slots", "identity", "log_bytes", "log_crc"}
 FREE = {"unpenalized_bias": True, "bias": 1.0}
 CASES = [
     (entry, options)
-    for entry in SOLVERS
+    for entry in SOLVERS.values()
     for options in ({}, {"acceleration": "none"}, FREE, {"client": Simulation(2)})
-    if not (options is FREE and not entry.frees_bias)
+    if not (options is FREE and not entry.free_bias_solver)
     and not ("acceleration" in options and not entry.accelerates)
     and not ("client" in options and not entry.rounds)
 ]

@@ -27,9 +27,8 @@ from ..core.setting import Setting
 from ..dataset.centring import move_sums
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
-from ..kernels.loss_table import LOSSES, PLANES
+from ..kernels.loss_table import LOSSES, PLANES, SOLVERS
 from ..solvers.protocol import CERTIFY, START, TRAIN, State
-from ..solvers.registry import find_solver, is_proximal
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from ..training import checkpoint
@@ -89,7 +88,7 @@ class WarmStart:
         self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        accelerated = is_proximal(self.old.problem, self.old.config.options.acceleration)
+        accelerated = self.old.problem.free_bias or self.old.config.options.acceleration != "none"
         v = SourceRows(solver.v(state), rank)
         bias = self.new.problem.bias
         factors = np.repeat(self.factors, self.new.problem.lane_vectors)
@@ -270,7 +269,7 @@ def _distance(one: Setting, other: Setting) -> tuple[float, float]:
 
 
 def _keeps_alpha(run: ResolvedRun) -> bool:
-    return find_solver(run.problem.loss, run.config.options.method).keeps_alpha
+    return SOLVERS[run.problem.loss, run.config.options.method].keeps_alpha
 
 
 def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:

@@ -17,9 +17,8 @@ from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import Total
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, State, violation
+from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, SolverOptions, State, violation
 from .row_solver import RowSolver, penalised_blocks, row_memory, shuffled_active_rows
 
 ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)

@@ -21,9 +21,8 @@ from ..kernels.primitives import Costs, Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import NO_ROWS, Array, Estimates, State, join_totals
+from .protocol import NO_ROWS, Array, Estimates, SolverOptions, State, join_totals
 from .row_solver import MOST_COPIED, RowSolver, row_memory, shuffled_active_rows
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to

@@ -21,7 +21,6 @@ from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratc
 from ..kernels.primitives import UNIT, Total
 from ..stream.arenas import RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -30,6 +29,7 @@ from .protocol import (
     TRAIN,
     Array,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,

@@ -40,7 +40,6 @@ from ..stream.arenas import (
     empty_window,
 )
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -49,6 +48,7 @@ from .protocol import (
     Array,
     Estimates,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core.errors import UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
+from ..kernels.loss_table import PLANES, SOLVERS
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window, aligned_zeros
-from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
+from ..stream.memory_plan import Plan, SolverMemory
 from .problem import Problem
 
 LANES_TOGETHER = 4
@@ -210,6 +212,16 @@ class Estimates(NamedTuple):
     at_end: np.ndarray  # the part of the gap that is measured at the end of the pass
 
 
+class SolverOptions(NamedTuple):
+    """Options of a solver, beside problem and data; each takes those that its method has."""
+
+    method: str
+    seed: int = 0
+    omega: float | str = 1.0  # over-relaxation, or "auto"
+    acceleration: float | str = "none"  # kappa, "auto" or "none"
+    plan: Plan | None = None
+
+
 class Solver(ABC):
     """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 
@@ -303,6 +315,27 @@ class Solver(ABC):
             side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
         scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
         return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+
+def solver_class(problem: Problem, method: str) -> type[Solver]:
+    """Return the class of a problem's solver; raises `UsageError` if the method does not train its bias or penalty."""
+    loss = problem.loss
+    entry = SOLVERS[loss, method]
+    if problem.free_bias and not entry.free_bias_solver:
+        raise UsageError(
+            f"--unpenalized-bias is not for {loss} by method {method}; give --bias a larger value, which is penalised less"
+        )
+    if problem.l1.any() and not entry.takes_l1:
+        ways = [entry.method for entry in SOLVERS.values() if entry.loss == loss and entry.takes_l1]
+        where = f"for {loss} by --method {' or '.join(ways)}" if ways else f"not for {loss}"
+        raise UsageError(f"--penalty l1 and elasticnet are {where}, found --method {method}")
+    if problem.form == PLANES and problem.l2 != 1.0:
+        raise UsageError(
+            f"--l2 is not for {loss}, found {problem.l2:g}; --ridge is the strength of its penalty"
+        )
+    module, _, name = (entry.free_bias_solver if problem.free_bias else entry.solver).partition(".")
+    chosen: type[Solver] = getattr(import_module(f".{module}", __package__), name)
+    return chosen
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

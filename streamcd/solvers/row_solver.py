@@ -25,7 +25,6 @@ from ..stream.arenas import RowArena, RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from .acceleration import ARRAYS as ACCELERATION_ARRAYS
 from .acceleration import Acceleration
-from .options import SolverOptions
 from .over_relaxation import BEGIN
 from .problem import Problem
 from .protocol import (
@@ -38,6 +37,7 @@ from .protocol import (
     Array,
     Estimates,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
@@ -45,7 +45,6 @@ from .protocol import (
     join_totals,
     violation,
 )
-from .registry import is_proximal
 
 MOST_COPIED = 1 << 19
 """Largest number of weights with which two threads visit the rows of a lane, each with a copy of w."""
@@ -72,7 +71,7 @@ class RowSolver(Solver):
         self.initial = {"omega": omega, "kept_omega": omega, "trial_begin": begin}
         self.arrays = (*ARRAYS, *self.arrays, *self.sums)
         self.acceleration: Acceleration | None = None
-        if is_proximal(problem, options.acceleration):
+        if problem.free_bias or options.acceleration != "none":
             # with kappa 0 it moves the centre of a free bias alone
             kappa = 0.0 if options.acceleration == "none" else options.acceleration
             self.acceleration = Acceleration(problem, kappa, dataset)
@@ -293,7 +292,7 @@ def row_memory(
         ranked=MOST_UNRANKED < n_features < 1 << 32,  # ranks are uint32
     )
     n_weights = (n_features + 1) * problem.n_vectors
-    copies = 1 + is_proximal(problem, options.acceleration) + problem.free_bias
+    copies = 1 + (problem.free_bias or options.acceleration != "none") + problem.free_bias
     if n_lanes == 1 and n_weights <= MOST_COPIED:
         copies += 2
     sketches = 16 * weight_kernels.N_BUCKETS * n_lanes

@@ -19,9 +19,8 @@ from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
 from .dual import new_scratch
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
+from .protocol import CERTIFY, START, TRAIN, Array, SolverOptions, Start, State, all_rows
 from .row_solver import RowSolver, shuffled_active_rows
 
 ARRAYS = (

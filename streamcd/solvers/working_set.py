@@ -27,7 +27,6 @@ from ..stream.arenas import ColumnLayout, Window
 from ..stream.memory_plan import SolverMemory
 from .held_columns import HeldColumns
 from .held_solution import NARROW, HeldSolution
-from .options import SolverOptions
 from .primal import (
     RowConstants,
     columns_of,
@@ -48,6 +47,7 @@ from .protocol import (
     TRAIN,
     Array,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
