@@ -79,7 +79,7 @@ def test_a_checkpoint_of_every_solver_holds_the_arrays_of_the_table(
         expected = [array for array in state.declared.values() if not array.temporary]
         assert stored.keys() - OF_CHECKPOINT == {array.name for array in expected}
         for array in expected:
-            assert stored[array.name].shape == array.shape(state.sizes)
+            assert stored[array.name].shape == state.shapes[array.name]
             assert stored[array.name].dtype == array.dtype
         seen |= {named(array) for array in expected}
     assert seen == of_table

@@ -206,7 +206,7 @@ class WarmStart:
 
     def _vectors(self) -> np.ndarray:
         """Return the old weight vectors that each new one starts from, (vectors, k)."""
-        return np.stack([self.new.problem.columns(lanes) for lanes in self.sources.T], axis=1)
+        return np.stack([self.old.problem.vectors[lanes].reshape(-1) for lanes in self.sources.T], axis=1)
 
 
 def start_from(old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None) -> WarmStart:

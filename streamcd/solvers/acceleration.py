@@ -101,7 +101,7 @@ class Acceleration:
         if not new.size:
             return
         penalised = self._problem.penalised
-        columns = self._problem.columns(new)
+        columns = self._problem.vectors[new].reshape(-1)
         kappa = np.repeat(state.kappa, self._width)
         n_parts = threads.parts(state.w.size)
         arrays = [np.array_split(of[penalised], n_parts) for of in (state.w, state.centre_or_w_alpha)]
@@ -143,7 +143,7 @@ class Acceleration:
         kappa = state.kappa[trained]
         mu = 1.0 + kappa
         if self._problem.free_bias:
-            columns = self._problem.columns(trained)
+            columns = self._problem.vectors[trained].reshape(-1)
             centre = state.centre_or_w_alpha[-1]
             centre[columns] = np.repeat(mu, self._width) * (state.w[-1, columns] - centre[columns])
         state.in_pass[trained] = False

@@ -82,6 +82,7 @@ class Problem:
         init=False
     )  # weight vectors of a lane: one, or one per class for losses of all classes
     n_vectors: int = field(init=False)  # of all lanes
+    vectors: np.ndarray = field(init=False)  # (lanes, lane_vectors) int64: the weight vectors of each lane
     block_lanes: int = field(init=False)  # lanes of one classifier, with one C and fold
     scale: float = field(init=False)  # factor from the lanes' objectives to the user's
     penalised: slice = field(init=False)  # rows of w that are in the penalty
@@ -110,6 +111,7 @@ class Problem:
             row_loss=loss,
             lane_vectors=width,
             n_vectors=n_lanes * width,
+            vectors=np.arange(n_lanes * width).reshape(n_lanes, width),
             block_lanes=1 if of_classes else int(self.code.shape[1]),
             scale=self.ridge if entry.form == PLANES else self.strength,
             penalised=slice(-1 if self.free_bias else None),
@@ -118,11 +120,6 @@ class Problem:
             full_table_bytes=8 * self.sign.size if is_large else 0,
             table_bytes=sum(table.nbytes for table in tables),
         )
-
-    def columns(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the weight vectors of some lanes, ascending."""
-        width = self.lane_vectors
-        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
         chosen = np.asarray(lanes, dtype=np.int64)
@@ -222,12 +219,17 @@ def make_problem(
     lanes.
     """
     entry = LOSSES[loss]
-    form = LOSSES[loss].form
+    form = entry.form
     classes = np.zeros(0) if classes is None or entry.has_targets else classes
     factors = np.ones(max(classes.size, 1)) if factors is None else factors
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
-    _check_costs(np.append([1.0] if form == PLANES else [], np.outer(C, factors)) / ridge)
+    costs = np.append([1.0] if form == PLANES else [], np.outer(C, factors)) / ridge
+    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
+    if wrong.size:
+        raise UsageError(
+            f"expected C times class weight / ridge 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}"
+        )
 
     if code is not None:
         _check_code(code, loss, classes)
@@ -304,14 +306,6 @@ def _lane_tables(
     if form == PLANES:
         return 1.0 - 2.0 * sign, np.where(sign > 0, 1.0, cost) / ridge
     return sign, cost if form == CLASSES else cost * np.abs(sign)
-
-
-def _check_costs(costs: np.ndarray) -> None:
-    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
-    if wrong.size:
-        raise UsageError(
-            f"expected C times class weight / ridge 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}"
-        )
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:

@@ -47,21 +47,6 @@ class Array(NamedTuple):
     axes: tuple[str | int, ...] = ("lanes",)  # sizes: names of `State.sizes`, or numbers
     temporary: bool = False  # made in a read (`State.make`) and dropped at its end
 
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return its shape by the sizes of axes."""
-        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
-
-    def zeros(self, sizes: Mapping[str, int]) -> np.ndarray:
-        """Make the array, with its initial values; zeros take no memory until they are written to."""
-        shape = self.shape(sizes)
-        dtype = np.dtype(self.dtype)
-        if self.axes[:1] == ("features",):
-            return aligned_zeros(math.prod(shape), dtype).reshape(shape)
-        array = np.zeros(shape, dtype)
-        if np.any(self.initial):
-            array[:] = self.initial
-        return array
-
 
 class State:
     """Complete state of a run, except for the rows' dual variables: the arrays that were declared, by their names.
@@ -71,25 +56,48 @@ class State:
 
     declared: dict[str, Array]
     sizes: dict[str, int]  # of axes: lanes, vectors, features (with the bias, the last), rows
+    shapes: dict[str, tuple[int, ...]]  # of all declared arrays
+    most_bytes: int  # of all of them
+    lanes: dict[str, np.ndarray]  # arrays of the shape (lanes,) by name, for what takes them by name
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> np.ndarray: ...
 
     def __init__(self, declared: Iterable[Array], sizes: Mapping[str, int]) -> None:
-        self.__dict__["sizes"] = dict(sizes)
-        self.__dict__["declared"] = {array.name: array for array in declared}
+        fields = self.__dict__
+        fields["sizes"] = dict(sizes)
+        fields["declared"] = {array.name: array for array in declared}
+        fields["shapes"] = {
+            array.name: tuple(axis if isinstance(axis, int) else sizes[axis] for axis in array.axes)
+            for array in self.declared.values()
+        }
+        fields["most_bytes"] = sum(
+            math.prod(shape) * np.dtype(self.declared[name].dtype).itemsize
+            for name, shape in self.shapes.items()
+        )
         for array in self.declared.values():
             if not array.temporary:
                 self.make(array.name)
+        fields["lanes"] = {
+            name: fields[name] for name, array in self.declared.items() if array.axes == ("lanes",)
+        }
 
     def __setattr__(self, name: str, value: object) -> None:
         if value is not self.__dict__.get(name):  # as it is after `state.name += …`
             raise AttributeError(f"{name}: a state has declared arrays alone, which are changed in place")
 
     def make(self, name: str) -> None:
-        """Make an array, with its initial values."""
-        self.__dict__[name] = self.declared[name].zeros(self.sizes)
+        """Make an array, with its initial values; zeros take no memory until they are written to."""
+        declared = self.declared[name]
+        shape = self.shapes[name]
+        if declared.axes[:1] == ("features",):
+            array = aligned_zeros(math.prod(shape), np.dtype(declared.dtype)).reshape(shape)
+        else:
+            array = np.zeros(shape, declared.dtype)
+        if np.any(declared.initial):
+            array[:] = declared.initial
+        self.__dict__[name] = array
 
     def drop(self, name: str) -> None:
         """Drop a temporary array, if it is there."""
@@ -105,13 +113,6 @@ class State:
         """Number of the next window in its read."""
         return int(self.position[1])
 
-    @property
-    def lanes(self) -> dict[str, np.ndarray]:
-        """Arrays of the shape (lanes,) by name, for what takes them by name."""
-        return {
-            name: self.__dict__[name] for name, array in self.declared.items() if array.axes == ("lanes",)
-        }
-
     def set_lanes(self, lanes: Mapping[str, np.ndarray]) -> None:
         """Copy the arrays of the shape (lanes,) from another state's."""
         for name, array in self.lanes.items():
@@ -122,14 +123,6 @@ class State:
         return np.flatnonzero(np.isin(self.phase, phases))
 
     # -- checkpoints
-
-    @property
-    def most_bytes(self) -> int:
-        """Largest size of all arrays."""
-        return sum(
-            math.prod(array.shape(self.sizes)) * np.dtype(array.dtype).itemsize
-            for array in self.declared.values()
-        )
 
     def stored_arrays(self, rank: np.ndarray) -> dict[str, Any]:
         """Return the arrays for a checkpoint: those over features, which stand by `rank`, in the source's order.
@@ -159,14 +152,16 @@ class State:
                     raise ValueError(f"{name} is missing")
                 continue
             array = arrays[name]
-            if array.shape != expected.shape(self.sizes) or array.dtype != expected.dtype:
+            if array.shape != self.shapes[name] or array.dtype != expected.dtype:
                 raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
-            if expected.axes[:1] != ("features",):
+            if expected.axes[:1] == ("features",):
+                rows = SourceRows(self.__dict__[name], rank)
+                for block in rows.blocks():
+                    rows[block] = array[block]
+            elif name in self.lanes:
+                self.lanes[name][:] = array
+            else:
                 self.__dict__[name] = array
-                continue
-            rows = SourceRows(self.__dict__[name], rank)
-            for block in rows.blocks():
-                rows[block] = array[block]
 
 
 NO_ROWS = np.zeros(N_TOTALS)  # the sums over no rows

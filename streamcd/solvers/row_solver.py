@@ -128,7 +128,7 @@ class RowSolver(Solver):
             summing = self.summing(state)
             v = self.v(state)
             if window.number == 0:
-                v[:, self.problem.columns(summing)] = 0.0
+                v[:, self.problem.vectors[summing].reshape(-1)] = 0.0
             self.certify(window, state, rows, certifying, state.totals)
             if summing.size:
                 self.sum_alpha(window, state, rows, summing, v)
@@ -251,7 +251,7 @@ class RowSolver(Solver):
     def penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
         sums = np.zeros((3, w.shape[1]))
-        columns = self.problem.columns(lanes)
+        columns = self.problem.vectors[lanes].reshape(-1)
         n_parts = max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         parts = np.array_split(columns, n_parts)
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
