@@ -344,7 +344,7 @@ class Partition(SumPartition):
             state.moves[:] = 0
         summed = self._solver.summing(state)
         if summed.size:
-            self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
+            getattr(state, self._solver.w_alpha)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
         totals = np.tile(NO_ROWS, (n_lanes, 1))
         change = np.zeros(n_lanes)
         return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes), summed)
@@ -367,7 +367,7 @@ class Partition(SumPartition):
         trained = local.request.lanes_in(TRAIN)
         local.totals[trained, Total.DUAL] = local.dual_change[trained]
         summed = lane_columns(local.summed, self._n_lanes, n_vectors)
-        v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
+        v = getattr(local.state, self._solver.w_alpha)[:, summed].copy() if summed.size else 0.0
         values = np.subtract(local.state.w, w, out=local.state.w)
         values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
         local.direction[:, APART] = lane_products(values, values, self._n_lanes)

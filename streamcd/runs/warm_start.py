@@ -89,7 +89,7 @@ class WarmStart:
         if solver.warm_start == "alpha":
             return
         accelerated = self.old.problem.free_bias or self.old.config.options.acceleration != "none"
-        v = SourceRows(solver.v(state), rank)
+        v = SourceRows(getattr(state, solver.w_alpha), rank)
         bias = self.new.problem.bias
         factors = np.repeat(self.factors, self.new.problem.lane_vectors)
         self._fill(v, self._saved_rows("centre_or_w_alpha" if accelerated else "w"), factors)
