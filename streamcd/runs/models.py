@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.setting import Setting
 from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
@@ -35,8 +36,8 @@ def save_models(
     models = []
     for lanes in lanes_of_models(run.problem):
         single = len(lanes) == run.problem.n_lanes
-        setting = run.problem.lanes[lanes.start].setting
-        path = model_path if single else model_path / setting.name
+        lane = run.problem.lanes[lanes.start]
+        path = model_path if single else model_path / Setting(lane.C, lane.l1).name
         models.append((path, lanes, _certificate(result, lanes)))
     if all(stored_certificate(path) == certificate for path, _, certificate in models):
         return False

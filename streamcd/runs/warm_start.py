@@ -243,11 +243,11 @@ def start_from(old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None =
     if different:
         raise UsageError(f"a warm start needs the run's {', '.join(different)}")
     width = before.block_lanes
-    settings = [lane.setting for lane in before.lanes[::width]]
+    settings = [Setting(lane.C, lane.l1) for lane in before.lanes[::width]]
     sources = []
     factors = []
     for lane in now.lanes[::width]:
-        nearest = min(settings, key=partial(_distance, lane.setting))
+        nearest = min(settings, key=partial(_distance, Setting(lane.C, lane.l1)))
         sources.append([width * block for block, setting in enumerate(settings) if setting == nearest])
         factors.append(lane.C / nearest.C / max(before.n_folds - 1, 1))  # each row was left out of one fold
     return WarmStart(

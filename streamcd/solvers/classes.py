@@ -141,8 +141,8 @@ class FreeBiasClassSolver(ClassSolver):
                 columns = self.lane_columns(lane)
                 kernels.add_class_rows(order, *data[:2], columns, self.problem.lane_vectors, sums)
 
-    def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate at the mixture; see `RowSolver.certificate`."""
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the mixture; see `RowSolver`."""
         totals = state.totals.copy()
         lanes = state.lanes_in(CERTIFY)
         t = np.zeros(self.problem.n_lanes)
@@ -162,7 +162,12 @@ class FreeBiasClassSolver(ClassSolver):
             penalties += self.penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
-        proof = self.proof(state, totals, penalties)
+        return totals, penalties
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Note which lanes have the classes' sums, too; see `RowSolver`."""
+        proof = super().certificate(state)
+        lanes = state.lanes_in(CERTIFY)
         first = lanes[~state.has_sums[lanes]]
         state.has_sums[state.lanes_in(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture

@@ -97,12 +97,20 @@ class FreeBiasSolver(DualSolver):
             super().sum_alpha(data, state, order[is_positive], only, state.positive)
             super().sum_alpha(data, state, order[~is_positive], only, v)
 
-    def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the beta of each sign times its f: ``Σ f phi_i + (1 - f) C_i loss_i``; see `RowSolver`."""
         lanes = state.lanes_in(CERTIFY)
         sums = state.positive_totals
-        factors = self._factors(state)
-        penalties = self._feasible_penalty_terms(state, lanes, factors)
+        negative = state.centre_or_w_alpha
+        # 0 / 0 where a lane has no certificate, or no beta at all
+        sides = np.abs([negative[-1] / state.positive[-1], state.positive[-1] / negative[-1]])
+        factors = np.fmin(
+            sides, 1.0
+        )  # on the beta of both signs, the positive first, at which their sum is 0
+        terms = np.zeros((3, self.problem.n_vectors))
+        for rows in penalised_blocks(self.problem):
+            v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
+            terms += self.penalty_terms(state.w[rows], v, lanes)
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
         parts = tuple(zip((sums, state.totals), factors, strict=True))
@@ -110,29 +118,17 @@ class FreeBiasSolver(DualSolver):
             f * part[:, Total.GAP] + (1.0 - f) * part[:, Total.LOSS] for part, f in parts
         )
         joined[:, Total.DUAL] = sum(f * part[:, Total.DUAL] for part, f in parts)
-        proof = self.proof(state, joined, penalties)
+        return joined, terms
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Join the sums of both signs, too; see `RowSolver`."""
+        proof = super().certificate(state)
+        sums = state.positive_totals
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
-        v = state.centre_or_w_alpha
-        v += state.positive
+        state.centre_or_w_alpha += state.positive
         state.positive[:] = 0.0
         sums[:] = NO_ROWS
         return proof
-
-    def _factors(self, state: State) -> np.ndarray:
-        """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
-        positive = np.abs(state.positive[-1])
-        negative = np.abs(state.centre_or_w_alpha[-1])
-        # 0 / 0 where a lane has no certificate, or no beta at all
-        return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
-
-    def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`penalty_terms`)."""
-        out = np.zeros((3, self.problem.n_vectors))
-        negative = state.centre_or_w_alpha
-        for rows in penalised_blocks(self.problem):
-            v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
-            out += self.penalty_terms(state.w[rows], v, lanes)
-        return out
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Return ``(1 - f) Σ loss`` over the heavier sign, as if both had equal losses; see `RowSolver`."""

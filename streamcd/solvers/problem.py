@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.memory_budget import require
-from ..core.setting import Setting, default_code, diagonal_view
+from ..core.setting import default_code, diagonal_view
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, MARGINS, MULTINOMIAL, PLANES, Loss, row_loss
 from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs
@@ -42,11 +42,6 @@ class Lane:
     C: float
     fold: int = -1  # fold that is left out; -1 for none
     l1: float = 0.0  # λ of the penalty
-
-    @property
-    def setting(self) -> Setting:
-        """C and λ."""
-        return Setting(self.C, self.l1)
 
 
 @dataclass(frozen=True)

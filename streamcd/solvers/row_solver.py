@@ -218,6 +218,10 @@ class RowSolver(Solver):
         """Estimate what the gap of dual variables exceeds the rows' terms by, once they are made feasible; (trained,)."""
         raise NotImplementedError
 
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return the totals, and `penalty_terms`, of the dual variables that a free bias makes feasible."""
+        raise NotImplementedError
+
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa.
 
@@ -237,17 +241,10 @@ class RowSolver(Solver):
             state.shrunk[trained[due]] = False
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
+        """Compute the certificate of every lane after a read at fixed w, and bound the error of v; see `protocol.Solver`.
 
-        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
-        """
-        terms = self.penalty_terms(state.w, getattr(state, self.w_alpha), state.lanes_in(CERTIFY))
-        return self.proof(state, state.totals, terms)
-
-    def proof(self, state: State, totals: np.ndarray, terms: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the certificate from the rows' sums and the weights' (`penalty_terms`), and bound the error of v.
-
-        With n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a row's term with its margin::
+        With ``v = w(alpha)``, from which w may have drifted, n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a
+        row's term with its margin::
 
             primal = g(w) + Σ C_i loss_i
             gap    = Σ phi_i + bracket,  bracket = g(w) + g*(v) - w·v = ½ ‖w - v‖²
@@ -255,6 +252,11 @@ class RowSolver(Solver):
                    that does not accelerate adds ROUNDING √(Σ a² q)
             more   = (‖w - v‖ + ½ error) error + ROUNDING ‖w‖ Σ slope_i
         """
+        if self.problem.free_bias:
+            totals, terms = self.feasible_sums(state)
+        else:
+            totals = state.totals
+            terms = self.penalty_terms(state.w, getattr(state, self.w_alpha), state.lanes_in(CERTIFY))
         # losses of all classes have all their vectors in one lane
         penalty, bracket, v_square = terms.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
         summed = self.summing(state)
