@@ -131,7 +131,7 @@ class SumPartition:
         solver.begin_part(state, w)
         for window in stream.windows(request.read):
             solver.add_window(window, state, self._order)
-            solver.add_at_zero(self.dataset, window, state)
+            solver.add_at_zero(window, state)
             report(window.n_entries)
         return dict(solver.sums(state))
 
@@ -315,7 +315,7 @@ class Partition(SumPartition):
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
-                self._solver.add_at_zero(self.dataset, window, local.state)
+                self._solver.add_at_zero(window, local.state)
                 if training:
                     self._save(window, local, last_pass=last)
                 report(window.n_entries)

@@ -17,7 +17,6 @@ more, and needs one more array of each kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -213,9 +212,11 @@ class PrimalSolver(Solver):
         for size in sweep() if steps.any() else ():
             primal_kernels.move_segment(size, data, lanes, steps, scores.score)
 
-    def constants(self, window: Window) -> Iterator[RowConstants]:
-        """Iterate over those of all rows, with the first window."""
-        return iter([self._constants] if window.number == 0 else [])
+    def add_at_zero(self, window: Window, state: State) -> None:
+        """Add those of all rows with the first window; see `Solver`."""
+        if window.read == window.number == 0:
+            total = state.totals[:, Total.AT_ZERO]
+            self.problem.add_losses_at_zero(total, *self._constants, self.shift)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import require
+from ..core.memory_budget import BLOCK_WEIGHTS, require
 from ..core.setting import default_code, diagonal_view
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, MARGINS, MULTINOMIAL, PLANES, Loss, row_loss
 from ..kernels.losses import add_losses
@@ -146,25 +146,35 @@ class Problem:
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
         return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1.any() else ridge
 
-    def losses_at_zero(self, kind: np.ndarray, weight: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Sum every lane's losses of some rows with all weights 0; `kind` is a row's class times the folds, plus its fold.
+    def add_losses_at_zero(
+        self, total: np.ndarray, kinds: np.ndarray, weights: np.ndarray, targets: np.ndarray, shift: float
+    ) -> None:
+        """Add every lane's losses of some rows with all weights 0 to `total`, (lanes,).
 
-        `weight` is empty if all are 1, `target` where rows have classes.
+        `kinds` are the rows' classes times the folds, plus their folds; `weights` is empty if all are 1, `targets`, by
+        `shift` too small, where rows have classes.
         """
         loss = self.row_loss
-        total = np.zeros(self.n_lanes)
-        if self.has_targets:
-            weight = losses_of(loss, target, np.zeros(kind.size), weight if weight.size else np.ones(1))
-        sums = np.bincount(kind, weight if weight.size else None)
-        # one by one: a table of classes and lanes may be a large view
-        for number in np.flatnonzero(sums).tolist():
-            code, fold = divmod(number, max(self.n_folds, 1))
-            counts = self.lane_fold != fold
-            if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0
-                counts &= self.sign[code] > 0
-            total += sums[number] * (self.cost[code] * counts)
-        entropic = loss.kind in (LOG_LOSS, MULTINOMIAL)
-        return math.log(max(self.lane_vectors, 2)) * total if entropic else total
+        entropy = math.log(max(self.lane_vectors, 2)) if loss.kind in (LOG_LOSS, MULTINOMIAL) else 1.0
+        # by blocks, one of which is made of no rows, too: that loads the kernel
+        for start in range(0, max(kinds.size, 1), BLOCK_WEIGHTS):
+            rows = slice(start, start + BLOCK_WEIGHTS)
+            kind = kinds[rows]
+            weight = np.ascontiguousarray(weights[rows])
+            if self.has_targets:
+                weight = losses_of(
+                    loss, targets[rows] + shift, np.zeros(kind.size), weight if weight.size else np.ones(1)
+                )
+            sums = np.bincount(kind, weight if weight.size else None)
+            of_block = np.zeros(self.n_lanes)
+            # one by one: a table of classes and lanes may be a large view
+            for number in np.flatnonzero(sums).tolist():
+                code, fold = divmod(number, max(self.n_folds, 1))
+                counts = self.lane_fold != fold
+                if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0
+                    counts &= self.sign[code] > 0
+                of_block += sums[number] * (self.cost[code] * counts)
+            total += entropy * of_block
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import BLOCK_WEIGHTS
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
@@ -231,6 +230,8 @@ class Solver(ABC):
         self.dataset = dataset
         self.options = options
         self.memory = self.memory_of(problem, dataset, options)
+        centre = dataset.centre if problem.free_bias else None
+        self.shift = 0.0 if centre is None else centre.target  # of targets, as they are read
         self.layout: Any = self.memory.layout  # of the data, with the sizes of the state per row
 
     @staticmethod
@@ -262,24 +263,19 @@ class Solver(ABC):
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Visit the items of a window once, in a random order that is a function of `key`."""
 
-    def add_at_zero(self, dataset: Dataset, window: Window, state: State) -> None:
+    def add_at_zero(self, window: Window, state: State) -> None:
         """Add the losses of a window's rows with all weights 0 to the totals of a run's first read, after their visit."""
-        shift = dataset.centre.target if self.layout.centred and dataset.centre is not None else 0.0
-        for kind, weight, target in self.constants(window) if window.read == 0 else ():
-            for start in range(0, kind.size, BLOCK_WEIGHTS):
-                rows = slice(start, start + BLOCK_WEIGHTS)
-                some = kind[rows], np.ascontiguousarray(weight[rows]), target[rows] + shift
-                state.totals[:, Total.AT_ZERO] += self.problem.losses_at_zero(*some)
-
-    def constants(self, window: Window) -> Iterator[tuple[np.ndarray, ...]]:
-        """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""
+        if window.read > 0:
+            return
         arena = window.arena
         n_folds = self.problem.n_folds
+        total = state.totals[:, Total.AT_ZERO]
         for _, start, stop in window.chunk_ranges():
             kind = arena.code[start:stop].astype(np.int64)
             if n_folds:
                 kind = kind * n_folds + arena.fold[start:stop]
-            yield kind, arena.weight[start:stop], arena.target[start:stop]
+            rows = kind, arena.weight[start:stop], arena.target[start:stop]
+            self.problem.add_losses_at_zero(total, *rows, self.shift)
 
     @abstractmethod
     def end_read(self, state: State, trained: np.ndarray) -> None:

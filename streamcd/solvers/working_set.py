@@ -10,7 +10,7 @@ A checkpoint inside a read is that of its beginning: a resumed run visits the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -278,9 +278,11 @@ class WorkingSetSolver(Solver):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
 
-    def constants(self, window: Window) -> Iterator[RowConstants]:
-        """Iterate over those of all rows, with the first window."""
-        return iter([self._constants] if window.number == 0 else [])
+    def add_at_zero(self, window: Window, state: State) -> None:
+        """Add those of all rows with the first window; see `Solver`."""
+        if window.read == window.number == 0:
+            total = state.totals[:, Total.AT_ZERO]
+            self.problem.add_losses_at_zero(total, *self._constants, self.shift)
 
     # -- the end of a read
 
