@@ -35,8 +35,8 @@ class ClassSolver(RowSolver):
     """Sequential dual method for losses of all classes.
 
     Problem: the dual over ``a_im`` of every row i and class m (`kernels/classes`), by one row after another, whose problem
-    over its classes is solved exactly. Source: Keerthi et al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine
-    Learning 85 (2011).
+    over its classes is solved exactly. Solution: ``w_m``, the sum of rows by these, kept at every step. Source: Keerthi et
+    al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine Learning 85 (2011).
     """
 
     arrays: tuple[Array, ...] = ARRAYS

@@ -1,7 +1,6 @@
 """Dual coordinate descent over rows, for hinge, squared hinge, logistic loss, numbers to predict, and twin planes.
 
-The mathematics of a visit is in `kernels/dual`. Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85
-(2011).
+The mathematics of a visit is in `kernels/dual`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ class DualSolver(RowSolver):
     """Dual coordinate descent for losses of margins and of targets.
 
     Problem: ``max_a -½‖Σ s_i a_i x_i‖² - Σ psi_i(a_i)`` of every lane, by one a_i after another, exactly but for omega
-    (`over_relaxation`) and the logistic loss (Newton's method to `inner_tolerance`).
+    (`over_relaxation`) and the logistic loss (Newton's method to `inner_tolerance`). Solution: ``w = Σ s_i a_i x_i``, kept
+    at every step. Source: Hsieh et al., ICML 2008; for the logistic loss Yu, Huang, Lin, Machine Learning 85 (2011).
     """
 
     arrays = (*ARRAYS, *over_relaxation.ARRAYS)

@@ -65,7 +65,7 @@ class NewtonSolver(Solver):
 
     Problem: ``min_w g(w) + Σ C_i loss_i(s_i w·x_i)`` of every lane, g being L2, L1 or both. A read at w gives the objective,
     its gradient and its Hessian, and the next read is made at the minimum of that model, or nearer where it led too far.
-    Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET, for L1.
+    Solution: the w of a read whose certificate is good enough. Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET, for L1.
     """
 
     warm_start: Start = "w"

@@ -83,7 +83,8 @@ class PrimalSolver(Solver):
     Problem: ``min_w ½‖w‖² + Σ C_i loss_i(w·x_i)`` of every lane, by one w_j after another: a Newton step, shortened until
     the objective falls enough. Primal visits every coordinate once a pass, in random order. Online draws as many uniformly
     at random (Algorithm 3): a window makes as many draws as it holds features, so each has one expected visit per pass,
-    whatever the chunks. Source: Chang, Hsieh, Lin, JMLR 9 (2008).
+    whatever the chunks. Solution: w, with the score of every row, kept at every step. Source: Chang, Hsieh, Lin, JMLR 9
+    (2008).
     """
 
     warm_start: Start = "w and scores"

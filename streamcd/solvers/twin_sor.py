@@ -38,11 +38,11 @@ ARRAYS = (
 class TwinSorSolver(RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
-    Problem: the one above, by one a_i after another, omega times the step to its best value. It is what `DualSolver` solves
-    for twin planes, with the variables of the plane's own rows eliminated, and converges well with a small ridge too, where
-    that one does not. The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and
-    visits change only the dual variables of the other classes' rows. Source: Mangasarian & Musicant, IEEE Trans. Neural
-    Networks 10 (1999).
+    Problem: the one above, by one a_i after another, omega times the step to its best value. Solution: ``w = H⁻¹Bᵀa``, kept
+    at every step. It is what `DualSolver` solves for twin planes, with the variables of the plane's own rows eliminated, and
+    converges well with a small ridge too, where that one does not. The first read sums H, and Bᵀa of the dual variables of a
+    warm start. The inverse of H is kept, and visits change only the dual variables of the other classes' rows. Source:
+    Mangasarian & Musicant, IEEE Trans. Neural Networks 10 (1999).
     """
 
     warm_start: Start = "alpha"
@@ -68,7 +68,12 @@ class TwinSorSolver(RowSolver):
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
+        """Visit a window's rows once; see `RowSolver`.
+
+        Given: lanes at fixed w (0 in those that start), and lanes that train. Changed in place: of the former the totals,
+        `pulled`, `w_alpha` and the variables of the plane's own rows, where they start also `inverse`, which sums up H; of
+        the latter w, the totals, and the variables and flags of the other rows.
+        """
         state.seen_phase[:] = state.phase
         super().visit(window, state, order, key)
         starting = state.lanes_in(START)

@@ -86,7 +86,13 @@ class Read:
 
 
 class WorkingSetSolver(Solver):
-    """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
+    """Working sets for smooth losses of margins and targets, with L1, elastic net or L2.
+
+    Problem: ``min_w g(w) + Σ C_i loss_i(s_i w·x_i)`` of every lane, g being L2, L1 or both. A read at w finds the columns
+    that come nearest to being useful, and between reads the problem is solved in the weights of those alone. Solution: the w
+    of a read whose certificate is good enough. Source: Massias, Gramfort, Salmon, ICML 2018; within a set newGLMNET
+    (`held_solution`).
+    """
 
     warm_start: Start = "w"
 
