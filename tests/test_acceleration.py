@@ -27,7 +27,9 @@ from streamcd.training.checkpoint import read_arrays, read_config
 from tools.simulated_cluster import Simulation
 
 LOSSES = [
-    entry.loss for entry in SOLVERS if entry.accelerates and entry.layout == "rows" and not entry.has_targets
+    entry.loss
+    for entry in SOLVERS.values()
+    if entry.accelerates and entry.layout == "rows" and not entry.has_targets
 ]
 BINARY = ["hinge", "squared_hinge", "log_loss"]
 

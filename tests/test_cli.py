@@ -23,7 +23,7 @@ from streamcd.cli.commands import cli
 from streamcd.cli.console import Console, describe_progress, explain
 from streamcd.core.errors import DataError, Interrupted, LockError
 from streamcd.core.options import Progress
-from streamcd.kernels.loss_table import LOSSES, METHODS, SOLVERS
+from streamcd.kernels.loss_table import LOSSES, METHODS
 
 
 def refused(*arguments: object, status: int = 2) -> str:
@@ -87,7 +87,6 @@ def test_losses_methods_and_liblinear_numbers_are_those_of_the_registry():
     listed = text.split("LIBLINEAR's number for a loss and a method: ")[1].split(".")[0]
     numbers = [int(item.split()[0]) for item in listed.split(", ")]
     assert numbers == [0, 1, 2, 3, 4, 7, 11, 12, 13, 5, 6]
-    assert len({(entry.loss, entry.method) for entry in SOLVERS}) == len(SOLVERS)
 
 
 @pytest.mark.parametrize("command", ["", *cli.commands])

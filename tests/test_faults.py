@@ -67,7 +67,7 @@ def test_every_solver_penalty_and_bias_resumes_to_the_same_bits_after_a_kill_or_
 
 def test_trainings_are_of_every_solver_and_of_two_workers() -> None:
     names = [scenario.name for scenario in Trainings().scenarios]
-    assert {str(entry) for entry in SOLVERS} <= set(names)
+    assert {str(entry) for entry in SOLVERS.values()} <= set(names)
     for own in ("huber by working-set elasticnet", "log_loss by newton in rounds"):
         assert own in names
 
@@ -298,7 +298,10 @@ def test_the_table_is_markdown_and_counts_trials_not_findings() -> None:
 
 
 def test_false_certificates_are_noticed() -> None:
-    rows, hinge = [(1.0, 1.0), (-1.0, -1.0)], Run(next(entry for entry in SOLVERS if entry.loss == "hinge"))
+    rows, hinge = (
+        [(1.0, 1.0), (-1.0, -1.0)],
+        Run(next(entry for entry in SOLVERS.values() if entry.loss == "hinge")),
+    )
     fine = {"primal_objective": 0.5, "dual_objective": 0.5, "converged": True}
     assert false_claims(fine, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9) == []
     assert len(false_claims({**fine, "dual_objective": 0.51}, hinge, 1.0, rows, [[1.0, 0.0]], 1e-9)) == 1

@@ -202,7 +202,7 @@ def same_optimum(warm: Any, cold: Any, tol: float = 1e-6) -> bool:
     return abs(warm.primal_objective - cold.primal_objective) <= 3 * tol * abs(cold.primal_objective)
 
 
-@pytest.mark.parametrize("entry", SOLVERS, ids=str)
+@pytest.mark.parametrize("entry", SOLVERS.values(), ids=str)
 def test_every_method_ends_at_the_optimum_of_all_rows(tmp_path: Path, entry: SolverEntry) -> None:
     asked: dict[str, Any] = {"loss": entry.loss, "method": entry.method, "tol": 1e-4, "max_passes": 5000}
     asked |= {"penalty": "elasticnet"} if entry.method == "working-set" else {}

@@ -26,8 +26,7 @@ from streamcd.core.errors import BudgetError, CheckpointError, DatasetError, Int
 from streamcd.runs.options import TrainOptions
 from streamcd.runs.resolve import resolve
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.protocol import CERTIFY
-from streamcd.solvers.registry import make_solver
+from streamcd.solvers.protocol import CERTIFY, SolverOptions, solver_class
 from streamcd.stream.memory_plan import Plan
 from streamcd.stream.stream import Stream
 from streamcd.training.checkpoint import read_arrays
@@ -51,7 +50,7 @@ def test_certificate_holds_where_the_scores_have_drifted(tmp_path: Path) -> None
     x, y = random_rows()
     dataset = columns_of(tmp_path / "data", (x, y))
     problem = make_problem(loss="squared_hinge", classes=np.unique(y), n_features=x.shape[1], C=[1.0])
-    solver = make_solver(problem, "primal", dataset)
+    solver = solver_class(problem, "primal")(problem, dataset, SolverOptions("primal"))
     state = solver.new_state()
     with Stream(dataset, small_windows(dataset, 1.0, resident=True), solver.layout, 0) as stream:
         (window,) = stream.windows(0)

@@ -77,7 +77,7 @@ REFERENCES: dict[str, Callable[..., Numbers]] = {
 }
 """Every loss of the table that is for targets; those with kinks have a curvature of 0."""
 
-TARGET_SOLVERS = [entry for entry in SOLVERS if entry.has_targets]
+TARGET_SOLVERS = [entry for entry in SOLVERS.values() if entry.has_targets]
 METHODS = list({entry.method: entry for entry in TARGET_SOLVERS}.values())
 """One of each method."""
 

@@ -105,18 +105,24 @@ def test_few_entries_and_lanes_without_a_moving_kappa_are_visited_in_one_part(
     assert rounds_of(half // 2) == 0
 
 
-def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part() -> None:
-    def state(before: float, cosine: float) -> Any:
+def test_a_gap_that_rises_while_w_swings_takes_the_next_passes_in_one_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solver: Any = object.__new__(dual.DualSolver)
+    solver._steps_apart = True
+
+    def passes_in_one(before: float, cosine: float, gap: float) -> int:
         numbers = {"estimate": before, "cosine": cosine, "passes": 3, "passes_in_one": 0}
-        return SimpleNamespace(**{name: np.array([number]) for name, number in numbers.items()})
+        state: Any = SimpleNamespace(**{name: np.array([number]) for name, number in numbers.items()})
+        estimates = SimpleNamespace(gap=np.array([gap]))
+        monkeypatch.setattr(dual.RowSolver, "estimate", lambda *_: estimates)
+        assert solver.estimate(state, np.array([0])) is estimates
+        return int(state.passes_in_one[0])
 
     # a fall; a rise on a straight way; and no gap is known before the first pass
-    for calm, gap in ((state(1.0, -0.9), 0.9), (state(1.0, -0.3), 1.1), (state(np.nan, -0.9), 1.1)):
-        dual.see_harm(calm, np.array([gap]), np.array([0]))
-        assert not calm.passes_in_one[0]
-    swinging = state(1.0, -0.9)
-    dual.see_harm(swinging, np.array([1.1]), np.array([0]))
-    assert swinging.passes_in_one[0] == 6
+    assert passes_in_one(1.0, -0.9, 0.9) == passes_in_one(1.0, -0.3, 1.1) == 0
+    assert passes_in_one(np.nan, -0.9, 1.1) == 0
+    assert passes_in_one(1.0, -0.9, 1.1) == 6
 
 
 def test_swings_of_a_single_round_end_by_passes_in_one_part(

@@ -37,7 +37,7 @@ from streamcd.core.errors import DatasetError, UsageError
 from streamcd.kernels.loss_table import SOLVERS
 
 # twin has a file of its own, and so have numbers to predict
-DUAL = [entry for entry in SOLVERS if entry.method == "dual" and not entry.has_targets]
+DUAL = [entry for entry in SOLVERS.values() if entry.method == "dual" and not entry.has_targets]
 LOSSES = [entry.loss for entry in DUAL if entry.loss != "twin"]
 BINARY = [loss for loss in LOSSES if loss not in OF_CLASSES]
 TOL = 1e-5
@@ -195,7 +195,7 @@ def test_same_seed_same_bits_other_seed_same_optimum(
 
 BY_ROWS_AND_COLUMNS = [
     (loss, method)
-    for loss, method in ((entry.loss, entry.method) for entry in SOLVERS if not entry.has_targets)
+    for loss, method in ((entry.loss, entry.method) for entry in SOLVERS.values() if not entry.has_targets)
     if method != "online"
 ]
 

@@ -23,9 +23,9 @@ OF_CHECKPOINT = {"slots", "identity", "log_bytes", "log_crc"}
 FREE = {"unpenalized_bias": True, "bias": 1.0}
 CASES = [
     (entry, options)
-    for entry in SOLVERS
+    for entry in SOLVERS.values()
     for options in ({}, {"acceleration": "none"}, FREE, {"client": Simulation(2)})
-    if not (options is FREE and not entry.frees_bias)
+    if not (options is FREE and not entry.free_bias_solver)
     and not ("acceleration" in options and not entry.accelerates)
     and not ("client" in options and not entry.rounds)
 ]
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_every_solver_holds_the_arrays_of_the_table(
         expected = [array for array in state.declared.values() if not array.temporary]
         assert stored.keys() - OF_CHECKPOINT == {array.name for array in expected}
         for array in expected:
-            assert stored[array.name].shape == array.shape(state.sizes)
+            assert stored[array.name].shape == state.shapes[array.name]
             assert stored[array.name].dtype == array.dtype
         seen |= {named(array) for array in expected}
     assert seen == of_table

@@ -12,9 +12,8 @@ import numpy as np
 
 from streamcd.core.errors import UsageError
 from streamcd.kernels.loss_table import LOSSES, SOLVERS, SolverEntry
-from streamcd.solvers.options import SolverOptions
 from streamcd.solvers.problem import make_problem
-from streamcd.solvers.registry import choose_solver
+from streamcd.solvers.protocol import solver_class
 from tools.marked_section import replace_section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "methods.md"
@@ -31,7 +30,7 @@ def trains(entry: SolverEntry, *, l1: float = 0.0, l2: float = 1.0, free_bias: b
         "n_features": 1,
     }
     try:
-        choose_solver(make_problem(loss=entry.loss, **two, **asked), SolverOptions(entry.method))
+        solver_class(make_problem(loss=entry.loss, **two, **asked), entry.method)
     except UsageError:
         return False
     return True
@@ -41,7 +40,7 @@ def table() -> str:
     """Make the table: a line for losses that go with the same methods and penalties, in the order of the registry."""
     lines: dict[str, list[str]] = {}
     for loss in LOSSES:
-        entries = [entry for entry in SOLVERS if entry.loss == loss]
+        entries = [entry for entry in SOLVERS.values() if entry.loss == loss]
         ways = []
         for entry in entries:
             taken = [name for name, (l1, l2) in PENALTIES.items() if l1 and trains(entry, l1=l1, l2=l2)]

@@ -14,9 +14,8 @@ import click
 
 from ..core.errors import UsageError
 from ..core.options import Declared, Section, declared
-from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES
+from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, SOLVERS
 from ..runs.options import costs
-from ..solvers.registry import find_solver
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
@@ -192,7 +191,7 @@ def training_keywords(
 
 def _lacks_columns(dataset: str, loss: str, method: str) -> bool:
     """Tell whether a method reads a column layout that a dataset does not have."""
-    if method == "auto" or find_solver(loss, method).layout == "rows":
+    if method == "auto" or SOLVERS[loss, method].layout == "rows":
         return False
     from ..dataset.column_layout import has_columns
     from ..dataset.dataset import open_dataset

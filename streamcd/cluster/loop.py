@@ -263,7 +263,7 @@ class DualRounds(RoundLoop):
         n_lanes = self.problem.n_lanes
         n_vectors = state.w.shape[1]
         columns = lane_columns(self.solver.summing(state), n_lanes, n_vectors)
-        self.solver.v(state)[:, columns] = sums["change"][:, columns]
+        getattr(state, self.solver.w_alpha)[:, columns] = sums["change"][:, columns]
         columns = lane_columns(trained, n_lanes, n_vectors)
         state.w[:, columns] += np.repeat(eta, n_vectors // n_lanes)[columns] * sums["change"][:, columns]
         state.totals[:] = sums["totals"]

@@ -18,11 +18,11 @@ import numpy as np
 from ..core.setting import random_key
 from ..dataset.dataset import Dataset
 from ..kernels import rounds as kernels
+from ..kernels.loss_table import SOLVERS
 from ..kernels.primitives import Total
 from ..kernels.rounds import APART, Step
 from ..solvers.problem import Problem
-from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, State
-from ..solvers.registry import find_solver, make_solver
+from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, SolverOptions, State, solver_class
 from ..stream.arenas import RowArena, Window, class_codes
 from ..stream.memory_plan import make_plan, plan_shards
 from ..stream.slot_store import NO_SLOT, chunk_slots
@@ -52,7 +52,7 @@ def open_same(spec: WorkerSpec) -> Dataset:
 
 def makes_sums(spec: WorkerSpec) -> bool:
     """Tell whether rounds are sums at fixed weights, for which rows have no state."""
-    return find_solver(spec.problem.loss, spec.method).rounds == "sums"
+    return SOLVERS[spec.problem.loss, spec.method].rounds == "sums"
 
 
 def make_part(spec: WorkerSpec, folder: Path) -> SumPartition | Partition:
@@ -63,12 +63,14 @@ def make_part(spec: WorkerSpec, folder: Path) -> SumPartition | Partition:
 class SumPartition:
     """Some shards of a dataset, in a stream within a worker's memory, and their sums at the weights of every round."""
 
-    def __init__(self, spec: WorkerSpec, folder: Path, **options: Any) -> None:
+    def __init__(self, spec: WorkerSpec, folder: Path) -> None:
         self.dataset = dataset = open_same(spec)
         self.spec = spec
         self.folder = folder
         self._problem = _writable(spec.problem)
-        self._solver: Any = make_solver(self._problem, spec.method, dataset, **options)
+        # kappa and centre are the coordinating process's: here any fixed kappa stands for it
+        options = SolverOptions(spec.method, acceleration="none" if spec.acceleration == "none" else 1.0)
+        self._solver: Any = solver_class(self._problem, spec.method)(self._problem, dataset, options)
         self._layout = paired_layout(self._solver.layout)
         self._memory = worker_plan_memory(dataset, self._problem, self._solver.memory)
         self._kept_plan = plan_shards(dataset, spec.memory, self._memory)
@@ -129,7 +131,7 @@ class SumPartition:
         solver.begin_part(state, w)
         for window in stream.windows(request.read):
             solver.add_window(window, state, self._order)
-            solver.add_at_zero(self.dataset, window, state)
+            solver.add_at_zero(window, state)
             report(window.n_entries)
         return dict(solver.sums(state))
 
@@ -157,12 +159,11 @@ class Partition(SumPartition):
     """Some shards of a dataset, and the local passes over them, round after round."""
 
     def __init__(self, spec: WorkerSpec, folder: Path) -> None:
-        # kappa and centre are the coordinating process's: here any fixed kappa stands for it
-        options: dict[str, Any] = {"acceleration": "none" if spec.acceleration == "none" else 1.0}
-        super().__init__(spec, folder, **options)
+        super().__init__(spec, folder)
         # the local model is a problem whose costs are sigma' times as large
         self._scaled_problem = replace(self._problem, cost=self._problem.cost.copy())
-        self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)
+        of_solver = self.dataset, self._solver.options
+        self._scaled_solver = type(self._solver)(self._scaled_problem, *of_solver)
         self._width = self._solver.layout.alpha_width
         self._n_lanes = self._problem.n_lanes
         self._rows = chunk_slots(folder, self.dataset, self._layout.state_bytes, spec.identity)
@@ -314,7 +315,7 @@ class Partition(SumPartition):
                 self._load(window, local, first_pass=number == 0)
                 key = random_key(self.spec.seed, window.read, window.number)
                 self._scaled_solver.visit(window, local.state, self._order, key)
-                self._solver.add_at_zero(self.dataset, window, local.state)
+                self._solver.add_at_zero(window, local.state)
                 if training:
                     self._save(window, local, last_pass=last)
                 report(window.n_entries)
@@ -343,7 +344,7 @@ class Partition(SumPartition):
             state.moves[:] = 0
         summed = self._solver.summing(state)
         if summed.size:
-            self._solver.v(state)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
+            getattr(state, self._solver.w_alpha)[:, lane_columns(summed, n_lanes, w.shape[1])] = 0.0
         totals = np.tile(NO_ROWS, (n_lanes, 1))
         change = np.zeros(n_lanes)
         return _LocalRound(request, state, sigma_prime, totals, change, new_direction(n_lanes), summed)
@@ -366,7 +367,7 @@ class Partition(SumPartition):
         trained = local.request.lanes_in(TRAIN)
         local.totals[trained, Total.DUAL] = local.dual_change[trained]
         summed = lane_columns(local.summed, self._n_lanes, n_vectors)
-        v = self._solver.v(local.state)[:, summed].copy() if summed.size else 0.0
+        v = getattr(local.state, self._solver.w_alpha)[:, summed].copy() if summed.size else 0.0
         values = np.subtract(local.state.w, w, out=local.state.w)
         values /= np.repeat(local.sigma_prime, n_vectors // self._n_lanes)
         local.direction[:, APART] = lane_products(values, values, self._n_lanes)

@@ -39,7 +39,7 @@ class WorkerSpec:
     seed: int
     memory: int  # budget of a worker, bytes
     identity: Identity | None = None  # of the run
-    acceleration: float | str = "none"  # as `registry.make_solver` takes it
+    acceleration: float | str = "none"  # as `protocol.SolverOptions` has it
     cache: str | None = None  # directory, of a dataset at a URL
 
 

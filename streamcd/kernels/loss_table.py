@@ -134,12 +134,12 @@ class SolverEntry(NamedTuple):
     accelerates: bool  # rows: an outer proximal point with kappa; columns: extrapolation of passes
     relaxes: bool  # steps have a closed form, to which omega applies
     takes_l1: bool  # trains with L1 and elastic net
-    frees_bias: bool  # can leave the bias out of the penalty
     # Several workers train it together: by block-diagonal dual coordinate descent with a line search along the dual (a step
     # along any direction keeps every row's sum over the classes), or by sums over their rows at fixed weights.
     rounds: Literal["", "dual", "sums"]
     liblinear: int | None  # ``-s`` of the same problem and method
     solver: str  # module and class in `solvers`; the class has the memory function
+    free_bias_solver: str  # that for a bias which is not penalised, if there is one
 
     @property
     def has_targets(self) -> bool:
@@ -150,51 +150,53 @@ class SolverEntry(NamedTuple):
 
 
 _Y, _N = True, False
-_DUAL = "dual.DualSolver"
-_CLASSES = "classes.ClassSolver"
-_SOR = "twin_sor.TwinSorSolver"
-_PRIMAL = "primal.PrimalSolver"
-_NEWTON = "newton.NewtonSolver"
-_WORKING_SET = "working_set.WorkingSetSolver"
+_DUAL = "dual.DualSolver", "free_bias.FreeBiasSolver"
+_TWIN = "dual.DualSolver", ""
+_CLASSES = "classes.ClassSolver", "classes.FreeBiasClassSolver"
+_SOR = "twin_sor.TwinSorSolver", ""
+_PRIMAL = "primal.PrimalSolver", "primal.PrimalSolver"
+_NEWTON = "newton.NewtonSolver", "newton.NewtonSolver"
+_WORKING_SET = "working_set.WorkingSetSolver", "working_set.WorkingSetSolver"
 # fmt: off
-SOLVERS = tuple(SolverEntry(*row) for row in (
-    # loss                          method         layout     alpha acc. omega l1  bias rounds  -s    solver
-    ("squared_hinge",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 1,    _DUAL),
-    ("squared_hinge",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     2,    _PRIMAL),
-    ("squared_hinge",               "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
-    ("squared_hinge",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
-    ("squared_hinge",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
-    ("hinge",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 3,    _DUAL),
-    ("log_loss",                    "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 7,    _DUAL),
-    ("log_loss",                    "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     0,    _PRIMAL),
-    ("log_loss",                    "online",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
-    ("log_loss",                    "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
-    ("log_loss",                    "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
-    ("crammer_singer",              "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", 4,    _CLASSES),
-    ("multinomial",                 "dual",        "rows",    _Y,   _Y,  _N,   _N, _Y,  "dual", None, _CLASSES),
-    ("squared_error",               "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
-    ("squared_error",               "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
-    ("squared_error",               "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
-    ("squared_error",               "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
-    ("epsilon_insensitive",         "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 13,   _DUAL),
-    ("squared_epsilon_insensitive", "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", 12,   _DUAL),
-    ("squared_epsilon_insensitive", "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     11,   _PRIMAL),
-    ("squared_epsilon_insensitive", "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
-    ("squared_epsilon_insensitive", "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
-    ("huber",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
-    ("huber",                       "primal",      "columns", _N,   _Y,  _N,   _N, _Y,  "",     None, _PRIMAL),
-    ("huber",                       "newton",      "rows",    _N,   _N,  _N,   _Y, _Y,  "sums", None, _NEWTON),
-    ("huber",                       "working-set", "columns", _N,   _N,  _N,   _Y, _Y,  "",     None, _WORKING_SET),
-    ("quantile",                    "dual",        "rows",    _Y,   _Y,  _Y,   _N, _Y,  "dual", None, _DUAL),
-    ("twin",                        "dual",        "rows",    _Y,   _Y,  _Y,   _N, _N,  "",     None, _DUAL),
-    ("twin",                        "sor",         "rows",    _Y,   _N,  _Y,   _N, _N,  "",     None, _SOR),
-))
+SOLVERS = {row[:2]: SolverEntry(*row) for row in (
+    # loss                          method         layout     alpha acc. omega l1  rounds  -s    solvers
+    ("squared_hinge",               "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", 1,    *_DUAL),
+    ("squared_hinge",               "primal",      "columns", _N,   _Y,  _N,   _N,  "",     2,    *_PRIMAL),
+    ("squared_hinge",               "online",      "columns", _N,   _Y,  _N,   _N,  "",     None, *_PRIMAL),
+    ("squared_hinge",               "newton",      "rows",    _N,   _N,  _N,   _Y,  "sums", None, *_NEWTON),
+    ("squared_hinge",               "working-set", "columns", _N,   _N,  _N,   _Y,  "",     None, *_WORKING_SET),
+    ("hinge",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", 3,    *_DUAL),
+    ("log_loss",                    "dual",        "rows",    _Y,   _Y,  _N,   _N,  "dual", 7,    *_DUAL),
+    ("log_loss",                    "primal",      "columns", _N,   _Y,  _N,   _N,  "",     0,    *_PRIMAL),
+    ("log_loss",                    "online",      "columns", _N,   _Y,  _N,   _N,  "",     None, *_PRIMAL),
+    ("log_loss",                    "newton",      "rows",    _N,   _N,  _N,   _Y,  "sums", None, *_NEWTON),
+    ("log_loss",                    "working-set", "columns", _N,   _N,  _N,   _Y,  "",     None, *_WORKING_SET),
+    ("crammer_singer",              "dual",        "rows",    _Y,   _Y,  _N,   _N,  "dual", 4,    *_CLASSES),
+    ("multinomial",                 "dual",        "rows",    _Y,   _Y,  _N,   _N,  "dual", None, *_CLASSES),
+    ("squared_error",               "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", None, *_DUAL),
+    ("squared_error",               "primal",      "columns", _N,   _Y,  _N,   _N,  "",     None, *_PRIMAL),
+    ("squared_error",               "newton",      "rows",    _N,   _N,  _N,   _Y,  "sums", None, *_NEWTON),
+    ("squared_error",               "working-set", "columns", _N,   _N,  _N,   _Y,  "",     None, *_WORKING_SET),
+    ("epsilon_insensitive",         "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", 13,   *_DUAL),
+    ("squared_epsilon_insensitive", "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", 12,   *_DUAL),
+    ("squared_epsilon_insensitive", "primal",      "columns", _N,   _Y,  _N,   _N,  "",     11,   *_PRIMAL),
+    ("squared_epsilon_insensitive", "newton",      "rows",    _N,   _N,  _N,   _Y,  "sums", None, *_NEWTON),
+    ("squared_epsilon_insensitive", "working-set", "columns", _N,   _N,  _N,   _Y,  "",     None, *_WORKING_SET),
+    ("huber",                       "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", None, *_DUAL),
+    ("huber",                       "primal",      "columns", _N,   _Y,  _N,   _N,  "",     None, *_PRIMAL),
+    ("huber",                       "newton",      "rows",    _N,   _N,  _N,   _Y,  "sums", None, *_NEWTON),
+    ("huber",                       "working-set", "columns", _N,   _N,  _N,   _Y,  "",     None, *_WORKING_SET),
+    ("quantile",                    "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "dual", None, *_DUAL),
+    ("twin",                        "dual",        "rows",    _Y,   _Y,  _Y,   _N,  "",     None, *_TWIN),
+    ("twin",                        "sor",         "rows",    _Y,   _N,  _Y,   _N,  "",     None, *_SOR),
+)}
 # fmt: on
+"""Solvers by loss and method."""
 
 METHODS = ("dual", "primal", "online", "sor", "newton", "working-set")
 
 LIBLINEAR_TYPES = {
-    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS if entry.liblinear is not None
+    entry.liblinear: (entry.loss, entry.method) for entry in SOLVERS.values() if entry.liblinear is not None
 }
 """LIBLINEAR's ``-s`` numbers as (loss, method)."""
 
@@ -204,4 +206,4 @@ LIBLINEAR_L1_TYPES = {5: "squared_hinge", 6: "log_loss"}
 
 def methods_for(loss: str) -> list[str]:
     """List the methods that train a loss."""
-    return [entry.method for entry in SOLVERS if entry.loss == loss]
+    return [entry.method for entry in SOLVERS.values() if entry.loss == loss]

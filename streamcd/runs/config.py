@@ -19,7 +19,7 @@ from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
-from ..solvers.registry import solver_memory
+from ..solvers.protocol import SolverOptions, solver_class
 from ..stream.memory_plan import SolverMemory
 from ..stream.slot_store import Identity, SlotStore, chunk_slots
 from ..training import checkpoint
@@ -201,7 +201,8 @@ def class_factors(weights: Any, dataset: Dataset) -> np.ndarray:
 
 def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> SolverMemory:
     """Compute the memory of the solver of some lanes, with the shifts of features where they are centred."""
-    memory = solver_memory(lanes, options.method, dataset, acceleration=options.acceleration)
+    of_solver = SolverOptions(options.method, acceleration=options.acceleration)
+    memory = solver_class(lanes, options.method).memory_of(lanes, dataset, of_solver)
     if not memory.layout.centred or dataset.centre is None:
         return memory
     return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)

@@ -36,7 +36,7 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
     """
-    settings = sorted({lane.setting for lane in search.problem.lanes})
+    settings = sorted({Setting(lane.C, lane.l1) for lane in search.problem.lanes})
     listener = session.listener
     measured = score_folds(search, session, criterion)
     if error := max((measured[key][1] for key in measured if key[-1] == criterion), default=0.0):
@@ -215,7 +215,7 @@ def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
         numbers = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
         w = weights.take(numbers, axis=1)
         decoders = [ClassDecoder(lanes.loss, lanes.code, w[:-1, k]) for k in range(len(numbers))]
-        settings = [first_lanes[number].setting for number in numbers]
+        settings = [Setting(first_lanes[number].C, first_lanes[number].l1) for number in numbers]
         w = w.reshape(n_rows, -1)
         folds.append(_Fold(fold, settings, decoders, w[:-1], lanes.bias * w[-1]))
     return folds

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.setting import Setting
 from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
@@ -35,8 +36,9 @@ def save_models(
     for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
         lanes = range(first, first + run.problem.block_lanes)
         single = len(lanes) == run.problem.n_lanes
-        setting = run.problem.lanes[first].setting
-        models[model_path if single else model_path / setting.name] = lanes, _certificate(result, lanes)
+        lane = run.problem.lanes[first]
+        path = model_path if single else model_path / Setting(lane.C, lane.l1).name
+        models[path] = lanes, _certificate(result, lanes)
     if all(stored_certificate(path) == certificate for path, (_, certificate) in models.items()):
         return False
     encoding = encoding_of(run.dataset, held=False)

@@ -36,8 +36,8 @@ from ..kernels.loss_table import (
     SLACKS,
     SOLVERS,
     LossParameter,
+    methods_for,
 )
-from ..solvers.registry import find_solver
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
@@ -158,7 +158,7 @@ def _losses(form: str, *, targets: bool) -> str:
 
 
 def _losses_by(method: str) -> list[str]:
-    return [entry.loss for entry in SOLVERS if entry.method == method]
+    return [entry.loss for entry in SOLVERS.values() if entry.method == method]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,13 +333,18 @@ class ProblemOptions(_LossParameters, Checked):
                 raise UsageError(f"{name} is for {losses}, not for {self.loss}; leave it out")
         if loss.form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
-        penalised = list(dict.fromkeys(entry.loss for entry in SOLVERS if entry.takes_l1))
+        if self.method not in ("auto", *methods_for(self.loss)):
+            known = " or ".join(methods_for(self.loss))
+            raise UsageError(
+                f"no solver for {self.loss} by method {self.method}; {self.loss} is trained by {known}"
+            )
+        penalised = list(dict.fromkeys(entry.loss for entry in SOLVERS.values() if entry.takes_l1))
         if self.penalty != "l2" and self.loss not in penalised:
             raise UsageError(
                 f"no method trains {self.loss} with --penalty {self.penalty}; expected {' or '.join(penalised)}, or "
                 "--penalty l2"
             )
-        if self.omega != 1.0 and self.method != "auto" and not find_solver(self.loss, self.method).relaxes:
+        if self.omega != 1.0 and self.method != "auto" and not SOLVERS[self.loss, self.method].relaxes:
             raise UsageError(
                 f"omega is for losses whose steps have a closed form, by dual or sor; {self.loss} by method {self.method} "
                 "has none, leave omega at 1"

@@ -21,7 +21,6 @@ from ..dataset.diagnostics import row_mean_square, rows_are_long
 from ..dataset.in_memory import InMemoryDataset
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
-from ..solvers.registry import find_solver
 from ..stream.memory_plan import Plan, check_holding, describe_plan, make_plan
 from ..training.stopping import StopRule
 from .config import (
@@ -99,7 +98,7 @@ def resolve(
     elif problem.method == "auto":
         method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
         problem = replace(problem, method=method)
-    solver = find_solver(problem.loss, problem.method)
+    solver = SOLVERS[problem.loss, problem.method]
     choices.append(f"method {problem.method}{because and f': {because}'}")
     if workers is not None:
         _check_workers(options, problem)
@@ -349,7 +348,7 @@ def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> boo
     method = options.method
     if method == "auto":
         method, _ = choose_method(options, dataset, Resources(memory))
-    return find_solver(options.loss, method).layout == "columns"
+    return SOLVERS[options.loss, method].layout == "columns"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -429,7 +428,7 @@ def newton_is_faster(
 
 def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
     """Return why there is no acceleration; empty where there is."""
-    solver = find_solver(problem.loss, problem.method)
+    solver = SOLVERS[problem.loss, problem.method]
     if problem.acceleration == "none":
         return ""
     if not solver.accelerates:
@@ -449,8 +448,8 @@ def _check_workers(options: TrainOptions, problem: ProblemOptions) -> None:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
     if problem.penalty != "l2":
         raise UsageError(f"--penalty {problem.penalty} is for one process, without --workers and --scheduler")
-    if not find_solver(problem.loss, problem.method).rounds:
-        known = ", ".join(str(entry) for entry in SOLVERS if entry.rounds)
+    if not SOLVERS[problem.loss, problem.method].rounds:
+        known = ", ".join(str(entry) for entry in SOLVERS.values() if entry.rounds)
         raise UsageError(
             f"{problem.loss} by method {problem.method} is not for several workers; expected one of {known}"
         )

@@ -17,9 +17,10 @@ from ..core.options import Listener, takes
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
+from ..kernels.loss_table import SOLVERS
 from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text
-from ..solvers.registry import find_solver, make_solver
+from ..solvers.protocol import SolverOptions, solver_class
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
@@ -352,15 +353,8 @@ def _make_loop(
     if lanes.n_lanes < training.problem.n_lanes:
         several = f"problems {numbers.start + 1}-{numbers.stop} of {training.problem.n_lanes}, "
         session = replace(session, stage=session.stage + several)
-    solver = make_solver(
-        lanes,
-        options.method,
-        training.dataset,
-        seed=config.seed,
-        omega=options.omega,
-        acceleration=options.acceleration,
-        plan=config.plan,
-    )
+    of_solver = SolverOptions(options.method, config.seed, options.omega, options.acceleration, config.plan)
+    solver = solver_class(lanes, options.method)(lanes, training.dataset, of_solver)
     warm_start = None if previous is None else previous.subset(numbers)
     loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:
@@ -381,7 +375,7 @@ def _make_loop(
         acceleration=options.acceleration,
         cache=config.cache,
     )
-    rounds = SumRounds if find_solver(options.loss, options.method).rounds == "sums" else DualRounds
+    rounds = SumRounds if SOLVERS[options.loss, options.method].rounds == "sums" else DualRounds
     return rounds(*loop, spec=spec, worker_timeout=config.rounds.worker_timeout)
 
 

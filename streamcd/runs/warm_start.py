@@ -27,9 +27,8 @@ from ..core.setting import Setting
 from ..dataset.centring import move_sums
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
-from ..kernels.loss_table import LOSSES, PLANES
+from ..kernels.loss_table import LOSSES, PLANES, SOLVERS
 from ..solvers.protocol import CERTIFY, START, TRAIN, State
-from ..solvers.registry import find_solver, is_proximal
 from ..stream.arenas import class_codes
 from ..stream.slot_store import SlotStore
 from ..training import checkpoint
@@ -89,8 +88,8 @@ class WarmStart:
         self._write_alpha(solver, slots)
         if solver.warm_start == "alpha":
             return
-        accelerated = is_proximal(self.old.problem, self.old.config.options.acceleration)
-        v = SourceRows(solver.v(state), rank)
+        accelerated = self.old.problem.free_bias or self.old.config.options.acceleration != "none"
+        v = SourceRows(getattr(state, solver.w_alpha), rank)
         bias = self.new.problem.bias
         factors = np.repeat(self.factors, self.new.problem.lane_vectors)
         self._fill(v, self._saved_rows("centre_or_w_alpha" if accelerated else "w"), factors)
@@ -207,7 +206,7 @@ class WarmStart:
 
     def _vectors(self) -> np.ndarray:
         """Return the old weight vectors that each new one starts from, (vectors, k)."""
-        return np.stack([self.new.problem.columns(lanes) for lanes in self.sources.T], axis=1)
+        return np.stack([self.old.problem.vectors[lanes].reshape(-1) for lanes in self.sources.T], axis=1)
 
 
 def start_from(old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None = None) -> WarmStart:
@@ -244,11 +243,11 @@ def start_from(old: ResolvedRun, new: ResolvedRun, chunk_of: np.ndarray | None =
     if different:
         raise UsageError(f"a warm start needs the run's {', '.join(different)}")
     width = before.block_lanes
-    settings = [lane.setting for lane in before.lanes[::width]]
+    settings = [Setting(lane.C, lane.l1) for lane in before.lanes[::width]]
     sources = []
     factors = []
     for lane in now.lanes[::width]:
-        nearest = min(settings, key=partial(_distance, lane.setting))
+        nearest = min(settings, key=partial(_distance, Setting(lane.C, lane.l1)))
         sources.append([width * block for block, setting in enumerate(settings) if setting == nearest])
         factors.append(lane.C / nearest.C / max(before.n_folds - 1, 1))  # each row was left out of one fold
     return WarmStart(
@@ -270,7 +269,7 @@ def _distance(one: Setting, other: Setting) -> tuple[float, float]:
 
 
 def _keeps_alpha(run: ResolvedRun) -> bool:
-    return find_solver(run.problem.loss, run.config.options.method).keeps_alpha
+    return SOLVERS[run.problem.loss, run.config.options.method].keeps_alpha
 
 
 def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:

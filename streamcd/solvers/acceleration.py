@@ -26,7 +26,7 @@ from ..kernels.loss_table import LOG_LOSS, LOSSES, PLANES
 from ..kernels.primitives import Total
 from ..kernels.weights import ALPHA_NORM, MOVED, N_BUCKETS, NORM, Movement
 from .problem import Problem
-from .protocol import ROUNDING, TRAIN, Array, State
+from .protocol import ROUNDING, Array, State
 
 LEAST_KAPPA = 1e-3
 MOST_KAPPA = 1e9
@@ -41,7 +41,7 @@ _COSINE = 0.2  # of two movements in a row, where kappa is best
 _THETA_RATE, _THETA_SHARE = 0.3, 10.0  # log theta changes by min(first, second/c) (cosine - ...)
 _MOST_THETA = 10.0  # 500 times the least
 _BALANCED = 10.0  # theta falls only where the inner gap is below this many times the movement
-_RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
+RECALL_EVERY = 4  # passes; see `primitives.PATIENCE`
 _FIRST_STRETCHES = (
     8  # of the first pass, of as many entries a weight: each ends with a sweep over the weights
 )
@@ -86,7 +86,18 @@ class Acceleration:
             self.first_kappa = np.full(problem.n_lanes, float(kappa))
             return
         square = ((problem.free_bias and dataset.centre) or dataset).mean_square
-        curvature = _mean_cost(problem, dataset) * ((1.0 if square is None else square) + problem.bias**2)
+        # the mean of C_i over each lane's rows; weights of rows are unknown
+        n_rows = np.array([dataset.n_rows]) if dataset.class_counts is None else dataset.class_counts
+        mean_cost = np.empty(problem.n_lanes)
+        # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
+        for first in range(0, problem.n_lanes, 64):
+            lanes = slice(first, first + 64)
+            cost = problem.cost[:, lanes]
+            if problem.form == PLANES:
+                cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
+            counts = np.where(cost > 0, n_rows[:, None], 0)
+            mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
+        curvature = mean_cost * ((1.0 if square is None else square) + problem.bias**2)
         share = _FIRST_SHARE / 8 if entry.kind == LOG_LOSS else _FIRST_SHARE
         self.first_kappa = np.clip(share * curvature, LEAST_KAPPA, _MOST_FIRST_KAPPA)
         # alpha grows with the targets, where it has no bounds; the curvature, that of squared errors at most, does not
@@ -101,7 +112,7 @@ class Acceleration:
         if not new.size:
             return
         penalised = self._problem.penalised
-        columns = self._problem.columns(new)
+        columns = self._problem.vectors[new].reshape(-1)
         kappa = np.repeat(state.kappa, self._width)
         n_parts = threads.parts(state.w.size)
         arrays = [np.array_split(of[penalised], n_parts) for of in (state.w, state.centre_or_w_alpha)]
@@ -143,7 +154,7 @@ class Acceleration:
         kappa = state.kappa[trained]
         mu = 1.0 + kappa
         if self._problem.free_bias:
-            columns = self._problem.columns(trained)
+            columns = self._problem.vectors[trained].reshape(-1)
             centre = state.centre_or_w_alpha[-1]
             centre[columns] = np.repeat(mu, self._width) * (state.w[-1, columns] - centre[columns])
         state.in_pass[trained] = False
@@ -182,28 +193,7 @@ class Acceleration:
         ends = (n_rows * shares**3).astype(np.int64)
         return ends[ends > 0]
 
-    def end_stretch(self, state: State, lanes: np.ndarray, gap: np.ndarray, threads: Threads) -> None:
-        """Set kappa anew and move the centre, within the first pass; `gap` is the estimate from the stretch's rows."""
-        self.end_pass(state, lanes, threads)
-        state.totals[:, [Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]] = 0.0
-        self._set_kappa(state, lanes, gap)
-        # the pass goes on
-        state.moves[lanes] = 0
-        self.begin_pass(state, lanes, threads)
-
-    def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Set kappa of the next pass, and reactivate all rows every few passes.
-
-        Not in lanes certified next: that read does not write rows' states.
-        """
-        if self.adapts:
-            self._set_kappa(state, trained, state.totals[:, Total.GAP])
-        due = (state.passes[trained] % _RECALL_EVERY == 0) & (state.phase[trained] == TRAIN)
-        due &= state.kappa[trained] > 0.0
-        state.restore[trained[due]] = True
-        state.shrunk[trained[due]] = False
-
-    def _set_kappa(self, state: State, lanes: np.ndarray, inner_gap: np.ndarray) -> None:
+    def set_kappa(self, state: State, lanes: np.ndarray, inner_gap: np.ndarray) -> None:
         """Balance inner gap and movement by kappa, within bounds computed from alpha; adapt their factor theta.
 
         In pass p, with ``ratio = inner gap / distance``::
@@ -248,19 +238,4 @@ class Acceleration:
 
 def restores_rows_after(state: State, training: np.ndarray) -> bool:
     """Tell whether shrunk rows of an accelerated lane return when it ends the pass that it is in."""
-    return "kappa" in state.declared and bool(((state.passes[training] + 1) % _RECALL_EVERY == 0).any())
-
-
-def _mean_cost(problem: Problem, dataset: Dataset) -> np.ndarray:
-    """Compute the mean of C_i over each lane's rows; weights of rows are unknown."""
-    n_rows = np.array([dataset.n_rows]) if dataset.class_counts is None else dataset.class_counts
-    mean_cost = np.empty(problem.n_lanes)
-    # by blocks: an array of classes and lanes has the square of the classes' number, which may be thousands
-    for first in range(0, problem.n_lanes, 64):
-        lanes = slice(first, first + 64)
-        cost = problem.cost[:, lanes]
-        if problem.form == PLANES:
-            cost = np.where(problem.sign[:, lanes] < 0, 0.5 * cost, cost)
-        counts = np.where(cost > 0, n_rows[:, None], 0)
-        mean_cost[lanes] = (cost * counts).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
-    return mean_cost
+    return "kappa" in state.declared and bool(((state.passes[training] + 1) % RECALL_EVERY == 0).any())

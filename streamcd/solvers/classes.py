@@ -17,10 +17,9 @@ from ..kernels.loss_table import MULTINOMIAL
 from ..kernels.primitives import Total
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, State, violation
-from .row_solver import RowSolver, penalised_blocks, row_memory, shuffled_active_rows
+from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, SolverOptions, State, violation
+from .row_solver import Data, RowSolver, penalised_blocks, row_memory, shuffled_active_rows
 
 ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)
 """State of `ClassSolver`."""
@@ -36,8 +35,8 @@ class ClassSolver(RowSolver):
     """Sequential dual method for losses of all classes.
 
     Problem: the dual over ``a_im`` of every row i and class m (`kernels/classes`), by one row after another, whose problem
-    over its classes is solved exactly. Source: Keerthi et al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine
-    Learning 85 (2011).
+    over its classes is solved exactly. Solution: ``w_m``, the sum of rows by these, kept at every step. Source: Keerthi et
+    al., KDD 2008; for the multinomial loss Yu, Huang, Lin, Machine Learning 85 (2011).
     """
 
     arrays: tuple[Array, ...] = ARRAYS
@@ -50,25 +49,21 @@ class ClassSolver(RowSolver):
         n_flags = n_lanes if problem.row_loss.kind == MULTINOMIAL else n_vectors
         return row_memory(problem, options, n_vectors, n_flags, min(n_lanes, LANES_TOGETHER))
 
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set the variables to 0, for the multinomial loss that of a row's own class to C_i: then ``w(alpha) = 0``."""
-        super().new_rows(arena, start, stop)
-        if self.problem.row_loss.kind == MULTINOMIAL:
-            rows = slice(start, stop)
-            cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
-            for lane in range(self.problem.n_lanes):
-                of_class = lane * self.problem.lane_vectors + arena.code[rows]
-                arena.alpha[np.arange(start, stop), of_class] = cost[:, lane]
+    def begin_inside(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set the variable of a row's own class to C_i: then ``w(alpha) = 0``."""
+        rows = slice(start, stop)
+        cost = self.problem.row_costs(arena.code[rows], arena.weight[rows], arena.fold[rows])
+        for lane in range(self.problem.n_lanes):
+            of_class = lane * self.problem.lane_vectors + arena.code[rows]
+            arena.alpha[np.arange(start, stop), of_class] = cost[:, lane]
 
     def train(
-        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+        self, window: Window, data: Data, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """See `RowSolver`; threads take lanes, which have nothing in common."""
         most = min(lanes.size, self.layout.n_orders)
         n_parts = max(min(self.threads.parts(window.n_entries * lanes.size), most), 1)
         steering = self.steering(state)
-        arguments = self.arguments(window, state)
-
         flags = np.arange(self.layout.n_flags).reshape(self.problem.n_lanes, -1)
 
         def train_lanes(part: int) -> None:
@@ -76,7 +71,7 @@ class ClassSolver(RowSolver):
             for lane in lanes[part::n_parts].tolist():
                 numbers = float(steering.inverse_mu[lane]), float(steering.uncounted[lane])
                 chosen = shuffled_active_rows(window, flags[lane], room, key)
-                kernels.class_visit(chosen, *arguments, self.lane_columns(lane, *numbers), state.totals, True)
+                kernels.class_visit(chosen, *data, self.lane_columns(lane, *numbers), state.totals, True)
 
         self.threads.run([partial(train_lanes, part) for part in range(n_parts)])
 
@@ -88,19 +83,18 @@ class ClassSolver(RowSolver):
         )
 
     def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+        self, data: Data, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
         """See `RowSolver`."""
         for lane in lanes.tolist():
-            kernels.class_visit(order, *self.arguments(window, state), self.lane_columns(lane), totals, False)
+            kernels.class_visit(order, *data, self.lane_columns(lane), totals, False)
 
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """See `RowSolver`."""
         for lane in lanes.tolist():
-            columns = self.lane_columns(lane)
-            kernels.add_alpha_classes(order, *self.arguments(window, state), columns, v.reshape(-1))
+            kernels.add_alpha_classes(order, *data, self.lane_columns(lane), v.reshape(-1))
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Restore shrunk rows of lanes whose active ones are solved to the shrink tolerance, which is then halved."""
@@ -137,36 +131,43 @@ class FreeBiasClassSolver(ClassSolver):
     )
 
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum the classes' rows, too; see `RowSolver.sum_alpha`."""
-        super().sum_alpha(window, state, order, lanes, v)
+        super().sum_alpha(data, state, order, lanes, v)
         sums = state.class_sums.reshape(-1)
         for lane in lanes:
             if not state.has_sums[lane]:
-                rows = (order, window.arena.rows, self.problem.costs, self.lane_columns(lane))
-                kernels.add_class_rows(*rows, self.problem.lane_vectors, sums)
+                columns = self.lane_columns(lane)
+                kernels.add_class_rows(order, *data[:2], columns, self.problem.lane_vectors, sums)
 
-    def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate at the mixture; see `RowSolver.certificate`."""
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the mixture; see `RowSolver`."""
         totals = state.totals.copy()
         lanes = state.lanes_in(CERTIFY)
         t = np.zeros(self.problem.n_lanes)
         rho = np.zeros(self.problem.n_vectors)
         for lane in lanes.tolist():
             columns = self._columns(lane)
-            t[lane], rho[columns] = mixture(state.class_sums[-1, columns], self.v(state)[-1, columns])
+            t[lane], rho[columns] = mixture(
+                state.class_sums[-1, columns], state.centre_or_w_alpha[-1, columns]
+            )
         dots = state.w[-1] * self._of_shares(state, slice(-1, None), rho)[0]
         penalties = np.zeros((3, self.problem.n_vectors))
         t_of_vectors = np.repeat(t, self.problem.lane_vectors)
         for rows in penalised_blocks(self.problem):
             of_shares = self._of_shares(state, rows, rho)
             dots += np.einsum("ij,ij->j", state.w[rows], of_shares)
-            v = (1.0 - t_of_vectors) * self.v(state)[rows] + t_of_vectors * of_shares
+            v = (1.0 - t_of_vectors) * state.centre_or_w_alpha[rows] + t_of_vectors * of_shares
             penalties += self.penalty_terms(state.w[rows], v, lanes)
         for lane in lanes.tolist():
             self._mix(state, lane, t[lane], rho, dots, totals[lane])
-        proof = self.proof(state, totals, penalties)
+        return totals, penalties
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Note which lanes have the classes' sums, too; see `RowSolver`."""
+        proof = super().certificate(state)
+        lanes = state.lanes_in(CERTIFY)
         first = lanes[~state.has_sums[lanes]]
         state.has_sums[state.lanes_in(START, CERTIFY)] = True
         # the estimate could not know the cost of the mixture

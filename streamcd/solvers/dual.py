@@ -1,7 +1,6 @@
 """Dual coordinate descent over rows, for hinge, squared hinge, logistic loss, numbers to predict, and twin planes.
 
-The mathematics of a visit is in `kernels/dual`. Sources: Hsieh et al., ICML 2008; Yu, Huang, Lin, Machine Learning 85
-(2011).
+The mathematics of a visit is in `kernels/dual`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from ..kernels.primitives import Costs, Lanes, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import NO_ROWS, Array, Estimates, State, join_totals
-from .row_solver import MOST_COPIED, RowSolver, row_memory, shuffled_active_rows
+from .protocol import NO_ROWS, Array, Estimates, SolverOptions, State, join_totals
+from .row_solver import MOST_COPIED, Data, RowSolver, row_memory, shuffled_active_rows
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
@@ -45,7 +43,8 @@ class DualSolver(RowSolver):
     """Dual coordinate descent for losses of margins and of targets.
 
     Problem: ``max_a -½‖Σ s_i a_i x_i‖² - Σ psi_i(a_i)`` of every lane, by one a_i after another, exactly but for omega
-    (`over_relaxation`) and the logistic loss (Newton's method to `inner_tolerance`).
+    (`over_relaxation`) and the logistic loss (Newton's method to `inner_tolerance`). Solution: ``w = Σ s_i a_i x_i``, kept
+    at every step. Source: Hsieh et al., ICML 2008; for the logistic loss Yu, Huang, Lin, Machine Learning 85 (2011).
     """
 
     arrays = (*ARRAYS, *over_relaxation.ARRAYS)
@@ -63,11 +62,8 @@ class DualSolver(RowSolver):
         n_variables = 2 if problem.row_loss.kind == LOG_LOSS else 1
         return row_memory(problem, options, n_variables * problem.n_lanes, problem.n_lanes)
 
-    def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set alpha = 0; for the logistic loss, whose alpha is positive, so small that w(alpha) = 0 up to rounding."""
-        super().new_rows(arena, start, stop)
-        if self.problem.row_loss.kind != LOG_LOSS:
-            return
+    def begin_inside(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set alpha, which the logistic loss has positive, so small that w(alpha) = 0 up to rounding."""
         n_lanes = self.problem.n_lanes
         step = max(BLOCK_WEIGHTS // n_lanes, 1)
         for first in range(start, stop, step):
@@ -79,7 +75,7 @@ class DualSolver(RowSolver):
     # -- training
 
     def train(
-        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+        self, window: Window, data: Data, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """Train in stretches, after all of which but the last kappa and centre are set anew; mostly there is one."""
         rows = shuffled_active_rows(window, lanes, order, key)
@@ -90,7 +86,7 @@ class DualSolver(RowSolver):
         stretches = np.split(rows, ends)
         for number, stretch in enumerate(stretches):
             before = state.totals[:, Total.GAP].copy()
-            arguments = (stretch, *self.arguments(window, state), self.steering(state))
+            arguments = (stretch, *data, self.steering(state))
             n_rounds = 0
             if self._steps_apart:
                 # of the dataset's mean: the entries of a row in a window depend on where it was read from
@@ -106,7 +102,11 @@ class DualSolver(RowSolver):
             if number + 1 < len(stretches):
                 gap = rows.size * window.count / stretch.size * (state.totals[:, Total.GAP] - before)
                 assert self.acceleration
-                self.acceleration.end_stretch(state, lanes, gap, self.threads)
+                self.acceleration.end_pass(state, lanes, self.threads)
+                state.totals[:, [Total.ALPHA, Total.ALPHA_CURVATURE, Total.ALPHA_SQUARE]] = 0.0
+                self.acceleration.set_kappa(state, lanes, gap)
+                state.moves[lanes] = 0  # the pass goes on
+                self.acceleration.begin_pass(state, lanes, self.threads)
 
     def _divide_lanes(
         self, window: Window, state: State, arguments: tuple[Any, ...], lanes: np.ndarray
@@ -132,25 +132,28 @@ class DualSolver(RowSolver):
     # -- reads at fixed w
 
     def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+        self, data: Data, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
         """See `RowSolver`."""
-        dual_kernels.dual_certify(order, *self.arguments(window, state), totals, new_scratch(state, lanes))
+        dual_kernels.dual_certify(order, *data, totals, new_scratch(state, lanes))
 
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """See `RowSolver`."""
-        rows = (order, *self.arguments(window, state))
-        dual_kernels.add_alpha_rows(*rows, new_scratch(state, lanes), v.reshape(-1))
+        dual_kernels.add_alpha_rows(order, *data, new_scratch(state, lanes), v.reshape(-1))
 
     # -- the end of a read
 
     def estimate(self, state: State, trained: np.ndarray) -> Estimates:
-        """See `RowSolver`; a gap that rose may tell of rows that were visited in parts."""
+        """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
+
+        The estimate of the gap rose then, and w moved back on its way, in long steps; see `RowSolver`.
+        """
         estimates = super().estimate(state, trained)
         if self._steps_apart:
-            see_harm(state, estimates.gap, trained)
+            harmed = trained[((estimates.gap > state.estimate) & (state.cosine < _OPPOSITE))[trained]]
+            state.passes_in_one[harmed] = 2 * state.passes[harmed]
         return estimates
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -180,19 +183,10 @@ def new_scratch(state: State, lanes: np.ndarray) -> Lanes:
 # far, and leave as large an error on the other side. Some more rows, in one part, take it away: the round's last stretch. So
 # no such error grows, and passes are hardly more than those of one part.
 #
-# The rule of acceleration sees whether parts do harm (`see_harm`), so they are for lanes whose kappa it chooses.
+# The rule of acceleration sees whether parts do harm (`DualSolver.estimate`), so they are for lanes whose kappa it chooses.
 #
 # Sources: Ma et al., ICML 2015 (CoCoA+), for changes added up; Ioannou et al., NeurIPS 2019 (SySCD), for rows that change
 # their part from pass to pass.
-
-
-def see_harm(state: State, gap: np.ndarray, trained: np.ndarray) -> None:
-    """Go back to one part, for as many passes as were made, after one in which an error of common directions grew.
-
-    The estimate of the gap rose then, to `gap`, and w moved back on its way, in long steps.
-    """
-    harmed = trained[((gap > state.estimate) & (state.cosine < _OPPOSITE))[trained]]
-    state.passes_in_one[harmed] = 2 * state.passes[harmed]
 
 
 def count_rounds(n_entries: float, n_windows: int, state: State, threads: Threads) -> int:
@@ -218,16 +212,21 @@ def visit_in_parts(
     order, rows, costs, variables, steering = arguments
     w = variables.w
 
-    def visit_part(part: np.ndarray, copy: np.ndarray, sums: np.ndarray) -> None:
-        copy[:] = w
-        dual_kernels.dual_visit(part, rows, costs, variables._replace(w=copy), steering, sums)
-
     for chosen in np.array_split(order, n_rounds):
         n = int(_SHARE_IN_PARTS * chosen.size)
         # one lane more, so that none share a cache line
         sums = np.tile(NO_ROWS, (2, totals.shape[0] + 1, 1))[:, :-1]
+        threads.run([partial(np.copyto, copy, w) for copy in copies])
         each = zip(np.array_split(chosen[:n], 2), copies, sums, strict=True)
-        threads.run([partial(visit_part, *part) for part in each])
+        threads.run(
+            [
+                partial(
+                    dual_kernels.dual_visit,
+                    *(part, rows, costs, variables._replace(w=copy), steering, totals_of_part),
+                )
+                for part, copy, totals_of_part in each
+            ]
+        )
         n_parts = threads.parts(3 * w.size)
         joined = zip(*(np.array_split(weights, n_parts) for weights in (*copies, w)), strict=True)
         threads.run([partial(weight_kernels.add_changes, *part) for part in joined])

@@ -20,7 +20,7 @@ from ..kernels.primitives import N_TOTALS, Total
 from ..stream.arenas import Window
 from .dual import DualSolver
 from .protocol import CERTIFY, NO_ROWS, Array, State, all_rows
-from .row_solver import penalised_blocks
+from .row_solver import Data, penalised_blocks
 
 _SUMMED = np.setdiff1d(np.arange(N_TOTALS), [Total.VIOLATION_MAX, Total.VIOLATION_MIN])
 
@@ -64,39 +64,53 @@ class FreeBiasSolver(DualSolver):
             state.w[-1, ~begun] = best / self.problem.bias
 
     def certify(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+        self,
+        data: Data,
+        n_entries: int,
+        state: State,
+        order: np.ndarray,
+        lanes: np.ndarray,
+        totals: np.ndarray,
     ) -> None:
         """Sum the terms of a window's rows with beta > 0 apart, lane by lane: each has a sign of its own for a row."""
         positive = state.positive_totals
         for lane in lanes:
-            is_positive = self._is_positive(window, order, lane)
+            is_positive = self._is_positive(data, order, lane)
             only = np.array([lane])
-            super().certify(window, state, order[is_positive], only, positive)
-            super().certify(window, state, order[~is_positive], only, totals)
+            super().certify(data, n_entries, state, order[is_positive], only, positive)
+            super().certify(data, n_entries, state, order[~is_positive], only, totals)
         for name, extreme in ((Total.VIOLATION_MAX, np.maximum), (Total.VIOLATION_MIN, np.minimum)):
             extreme(totals[:, name], positive[:, name], out=totals[:, name])
 
-    def _is_positive(self, window: Window, order: np.ndarray, lane: int) -> np.ndarray:
+    def _is_positive(self, data: Data, order: np.ndarray, lane: int) -> np.ndarray:
         """Mark the rows with beta > 0."""
-        arena = window.arena
-        return np.asarray(self.problem.sign[arena.code[order], lane] * arena.alpha[order, lane] > 0.0)
+        rows, _, variables = data
+        return np.asarray(self.problem.sign[rows.code[order], lane] * variables.alpha[order, lane] > 0.0)
 
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum rows with beta > 0 apart; see `RowSolver.sum_alpha`."""
         for lane in lanes:
-            is_positive = self._is_positive(window, order, lane)
+            is_positive = self._is_positive(data, order, lane)
             only = np.array([lane])
-            super().sum_alpha(window, state, order[is_positive], only, state.positive)
-            super().sum_alpha(window, state, order[~is_positive], only, v)
+            super().sum_alpha(data, state, order[is_positive], only, state.positive)
+            super().sum_alpha(data, state, order[~is_positive], only, v)
 
-    def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate at the feasible alpha, and join the sums of both signs; see `RowSolver.certificate`."""
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of the beta of each sign times its f: ``Σ f phi_i + (1 - f) C_i loss_i``; see `RowSolver`."""
         lanes = state.lanes_in(CERTIFY)
         sums = state.positive_totals
-        factors = self._factors(state)
-        penalties = self._feasible_penalty_terms(state, lanes, factors)
+        negative = state.centre_or_w_alpha
+        # 0 / 0 where a lane has no certificate, or no beta at all
+        sides = np.abs([negative[-1] / state.positive[-1], state.positive[-1] / negative[-1]])
+        factors = np.fmin(
+            sides, 1.0
+        )  # on the beta of both signs, the positive first, at which their sum is 0
+        terms = np.zeros((3, self.problem.n_vectors))
+        for rows in penalised_blocks(self.problem):
+            v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
+            terms += self.penalty_terms(state.w[rows], v, lanes)
         joined = state.totals.copy()
         joined[:, _SUMMED] += sums[:, _SUMMED]
         parts = tuple(zip((sums, state.totals), factors, strict=True))
@@ -104,29 +118,17 @@ class FreeBiasSolver(DualSolver):
             f * part[:, Total.GAP] + (1.0 - f) * part[:, Total.LOSS] for part, f in parts
         )
         joined[:, Total.DUAL] = sum(f * part[:, Total.DUAL] for part, f in parts)
-        proof = self.proof(state, joined, penalties)
+        return joined, terms
+
+    def certificate(self, state: State) -> dict[str, np.ndarray]:
+        """Join the sums of both signs, too; see `RowSolver`."""
+        proof = super().certificate(state)
+        sums = state.positive_totals
         state.totals[:, _SUMMED] += sums[:, _SUMMED]
-        v = self.v(state)
-        v += state.positive
+        state.centre_or_w_alpha += state.positive
         state.positive[:] = 0.0
         sums[:] = NO_ROWS
         return proof
-
-    def _factors(self, state: State) -> np.ndarray:
-        """Return the factors on the beta of both signs, the positive first, at which their sum is 0; shape (2, lanes)."""
-        positive = np.abs(state.positive[-1])
-        negative = np.abs(self.v(state)[-1])
-        # 0 / 0 where a lane has no certificate, or no beta at all
-        return np.fmin(np.stack([negative / positive, positive / negative]), 1.0)
-
-    def _feasible_penalty_terms(self, state: State, lanes: np.ndarray, factors: np.ndarray) -> np.ndarray:
-        """Sum the terms of the penalised weights, v being w(alpha) of the feasible alpha (`penalty_terms`)."""
-        out = np.zeros((3, self.problem.n_vectors))
-        negative = self.v(state)
-        for rows in penalised_blocks(self.problem):
-            v = factors[0] * state.positive[rows] + factors[1] * negative[rows]
-            out += self.penalty_terms(state.w[rows], v, lanes)
-        return out
 
     def cost_of_feasibility(self, state: State, trained: np.ndarray) -> np.ndarray:
         """Return ``(1 - f) Σ loss`` over the heavier sign, as if both had equal losses; see `RowSolver`."""

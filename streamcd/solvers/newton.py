@@ -21,7 +21,6 @@ from ..kernels.newton import AT_POINT, FAR, LENGTHS, N_LINE, NEAR, Point, Scratc
 from ..kernels.primitives import UNIT, Total
 from ..stream.arenas import RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -30,6 +29,7 @@ from .protocol import (
     TRAIN,
     Array,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
@@ -65,7 +65,7 @@ class NewtonSolver(Solver):
 
     Problem: ``min_w g(w) + Σ C_i loss_i(s_i w·x_i)`` of every lane, g being L2, L1 or both. A read at w gives the objective,
     its gradient and its Hessian, and the next read is made at the minimum of that model, or nearer where it led too far.
-    Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET, for L1.
+    Solution: the w of a read whose certificate is good enough. Source: Yuan, Ho, Lin, JMLR 13 (2012), newGLMNET, for L1.
     """
 
     warm_start: Start = "w"

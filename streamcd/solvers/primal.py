@@ -17,7 +17,6 @@ more, and needs one more array of each kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -40,7 +39,6 @@ from ..stream.arenas import (
     empty_window,
 )
 from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
 from .problem import Problem
 from .protocol import (
     CERTIFY,
@@ -49,6 +47,7 @@ from .protocol import (
     Array,
     Estimates,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
@@ -84,7 +83,8 @@ class PrimalSolver(Solver):
     Problem: ``min_w ½‖w‖² + Σ C_i loss_i(w·x_i)`` of every lane, by one w_j after another: a Newton step, shortened until
     the objective falls enough. Primal visits every coordinate once a pass, in random order. Online draws as many uniformly
     at random (Algorithm 3): a window makes as many draws as it holds features, so each has one expected visit per pass,
-    whatever the chunks. Source: Chang, Hsieh, Lin, JMLR 9 (2008).
+    whatever the chunks. Solution: w, with the score of every row, kept at every step. Source: Chang, Hsieh, Lin, JMLR 9
+    (2008).
     """
 
     warm_start: Start = "w and scores"
@@ -213,9 +213,11 @@ class PrimalSolver(Solver):
         for size in sweep() if steps.any() else ():
             primal_kernels.move_segment(size, data, lanes, steps, scores.score)
 
-    def constants(self, window: Window) -> Iterator[RowConstants]:
-        """Iterate over those of all rows, with the first window."""
-        return iter([self._constants] if window.number == 0 else [])
+    def add_at_zero(self, window: Window, state: State) -> None:
+        """Add those of all rows with the first window; see `Solver`."""
+        if window.read == window.number == 0:
+            total = state.totals[:, Total.AT_ZERO]
+            self.problem.add_losses_at_zero(total, *self._constants, self.shift)
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Store ``‖∇f(0)‖``, which the first pass has summed, and drop the scores of a read at fixed w."""

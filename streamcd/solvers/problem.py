@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import require
-from ..core.setting import Setting, default_code, diagonal_view
+from ..core.memory_budget import BLOCK_WEIGHTS, require
+from ..core.setting import default_code, diagonal_view
 from ..kernels.loss_table import CLASSES, LOG_LOSS, LOSSES, MARGINS, MULTINOMIAL, PLANES, Loss, row_loss
 from ..kernels.losses import add_losses
 from ..kernels.primitives import Costs
@@ -42,11 +42,6 @@ class Lane:
     C: float
     fold: int = -1  # fold that is left out; -1 for none
     l1: float = 0.0  # λ of the penalty
-
-    @property
-    def setting(self) -> Setting:
-        """C and λ."""
-        return Setting(self.C, self.l1)
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,7 @@ class Problem:
         init=False
     )  # weight vectors of a lane: one, or one per class for losses of all classes
     n_vectors: int = field(init=False)  # of all lanes
+    vectors: np.ndarray = field(init=False)  # (lanes, lane_vectors) int64: the weight vectors of each lane
     block_lanes: int = field(init=False)  # lanes of one classifier, with one C and fold
     scale: float = field(init=False)  # factor from the lanes' objectives to the user's
     penalised: slice = field(init=False)  # rows of w that are in the penalty
@@ -110,6 +106,7 @@ class Problem:
             row_loss=loss,
             lane_vectors=width,
             n_vectors=n_lanes * width,
+            vectors=np.arange(n_lanes * width).reshape(n_lanes, width),
             block_lanes=1 if of_classes else int(self.code.shape[1]),
             scale=self.ridge if entry.form == PLANES else self.strength,
             penalised=slice(-1 if self.free_bias else None),
@@ -118,11 +115,6 @@ class Problem:
             full_table_bytes=8 * self.sign.size if is_large else 0,
             table_bytes=sum(table.nbytes for table in tables),
         )
-
-    def columns(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the weight vectors of some lanes, ascending."""
-        width = self.lane_vectors
-        return (lanes[:, None] * width + np.arange(width)).reshape(-1)
 
     def subset(self, lanes: Sequence[int] | np.ndarray) -> Problem:
         chosen = np.asarray(lanes, dtype=np.int64)
@@ -154,25 +146,35 @@ class Problem:
         ridge = np.asarray(0.5 * self.l2 * np.einsum("ij,ij->j", rows, rows))
         return ridge + self.l1 * np.abs(rows).sum(axis=0) if self.l1.any() else ridge
 
-    def losses_at_zero(self, kind: np.ndarray, weight: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Sum every lane's losses of some rows with all weights 0; `kind` is a row's class times the folds, plus its fold.
+    def add_losses_at_zero(
+        self, total: np.ndarray, kinds: np.ndarray, weights: np.ndarray, targets: np.ndarray, shift: float
+    ) -> None:
+        """Add every lane's losses of some rows with all weights 0 to `total`, (lanes,).
 
-        `weight` is empty if all are 1, `target` where rows have classes.
+        `kinds` are the rows' classes times the folds, plus their folds; `weights` is empty if all are 1, `targets`, by
+        `shift` too small, where rows have classes.
         """
         loss = self.row_loss
-        total = np.zeros(self.n_lanes)
-        if self.has_targets:
-            weight = losses_of(loss, target, np.zeros(kind.size), weight if weight.size else np.ones(1))
-        sums = np.bincount(kind, weight if weight.size else None)
-        # one by one: a table of classes and lanes may be a large view
-        for number in np.flatnonzero(sums).tolist():
-            code, fold = divmod(number, max(self.n_folds, 1))
-            counts = self.lane_fold != fold
-            if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0
-                counts &= self.sign[code] > 0
-            total += sums[number] * (self.cost[code] * counts)
-        entropic = loss.kind in (LOG_LOSS, MULTINOMIAL)
-        return math.log(max(self.lane_vectors, 2)) * total if entropic else total
+        entropy = math.log(max(self.lane_vectors, 2)) if loss.kind in (LOG_LOSS, MULTINOMIAL) else 1.0
+        # by blocks, one of which is made of no rows, too: that loads the kernel
+        for start in range(0, max(kinds.size, 1), BLOCK_WEIGHTS):
+            rows = slice(start, start + BLOCK_WEIGHTS)
+            kind = kinds[rows]
+            weight = np.ascontiguousarray(weights[rows])
+            if self.has_targets:
+                weight = losses_of(
+                    loss, targets[rows] + shift, np.zeros(kind.size), weight if weight.size else np.ones(1)
+                )
+            sums = np.bincount(kind, weight if weight.size else None)
+            of_block = np.zeros(self.n_lanes)
+            # one by one: a table of classes and lanes may be a large view
+            for number in np.flatnonzero(sums).tolist():
+                code, fold = divmod(number, max(self.n_folds, 1))
+                counts = self.lane_fold != fold
+                if self.form == PLANES:  # the loss of the rows that a plane is fitted to is 0
+                    counts &= self.sign[code] > 0
+                of_block += sums[number] * (self.cost[code] * counts)
+            total += entropy * of_block
 
     def class_factors(self, lanes: Sequence[int]) -> np.ndarray:
         """Return the factor on C of each class, in lanes of one C; 0 if none of them includes the class."""
@@ -222,12 +224,17 @@ def make_problem(
     lanes.
     """
     entry = LOSSES[loss]
-    form = LOSSES[loss].form
+    form = entry.form
     classes = np.zeros(0) if classes is None or entry.has_targets else classes
     factors = np.ones(max(classes.size, 1)) if factors is None else factors
     if free_bias and bias <= 0:
         raise UsageError(f"an unpenalised bias needs a bias > 0, found {bias:g}; give --bias 1 with it")
-    _check_costs(np.append([1.0] if form == PLANES else [], np.outer(C, factors)) / ridge)
+    costs = np.append([1.0] if form == PLANES else [], np.outer(C, factors)) / ridge
+    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
+    if wrong.size:
+        raise UsageError(
+            f"expected C times class weight / ridge 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}"
+        )
 
     if code is not None:
         _check_code(code, loss, classes)
@@ -304,14 +311,6 @@ def _lane_tables(
     if form == PLANES:
         return 1.0 - 2.0 * sign, np.where(sign > 0, 1.0, cost) / ridge
     return sign, cost if form == CLASSES else cost * np.abs(sign)
-
-
-def _check_costs(costs: np.ndarray) -> None:
-    wrong = costs[(costs != 0) & ~((costs >= LEAST_COST) & (costs <= 1 / LEAST_COST))]
-    if wrong.size:
-        raise UsageError(
-            f"expected C times class weight / ridge 0 or from {LEAST_COST:g} to {1 / LEAST_COST:g}, found {wrong[0]:g}"
-        )
 
 
 def _check_code(code: np.ndarray, loss: str, classes: np.ndarray) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..core.memory_budget import BLOCK_WEIGHTS
+from ..core.errors import UsageError
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
+from ..kernels.loss_table import PLANES, SOLVERS
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window, aligned_zeros
-from ..stream.memory_plan import SolverMemory
-from .options import SolverOptions
+from ..stream.memory_plan import Plan, SolverMemory
 from .problem import Problem
 
 LANES_TOGETHER = 4
@@ -45,21 +46,6 @@ class Array(NamedTuple):
     axes: tuple[str | int, ...] = ("lanes",)  # sizes: names of `State.sizes`, or numbers
     temporary: bool = False  # made in a read (`State.make`) and dropped at its end
 
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return its shape by the sizes of axes."""
-        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
-
-    def zeros(self, sizes: Mapping[str, int]) -> np.ndarray:
-        """Make the array, with its initial values; zeros take no memory until they are written to."""
-        shape = self.shape(sizes)
-        dtype = np.dtype(self.dtype)
-        if self.axes[:1] == ("features",):
-            return aligned_zeros(math.prod(shape), dtype).reshape(shape)
-        array = np.zeros(shape, dtype)
-        if np.any(self.initial):
-            array[:] = self.initial
-        return array
-
 
 class State:
     """Complete state of a run, except for the rows' dual variables: the arrays that were declared, by their names.
@@ -69,25 +55,48 @@ class State:
 
     declared: dict[str, Array]
     sizes: dict[str, int]  # of axes: lanes, vectors, features (with the bias, the last), rows
+    shapes: dict[str, tuple[int, ...]]  # of all declared arrays
+    most_bytes: int  # of all of them
+    lanes: dict[str, np.ndarray]  # arrays of the shape (lanes,) by name, for what takes them by name
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> np.ndarray: ...
 
     def __init__(self, declared: Iterable[Array], sizes: Mapping[str, int]) -> None:
-        self.__dict__["sizes"] = dict(sizes)
-        self.__dict__["declared"] = {array.name: array for array in declared}
+        fields = self.__dict__
+        fields["sizes"] = dict(sizes)
+        fields["declared"] = {array.name: array for array in declared}
+        fields["shapes"] = {
+            array.name: tuple(axis if isinstance(axis, int) else sizes[axis] for axis in array.axes)
+            for array in self.declared.values()
+        }
+        fields["most_bytes"] = sum(
+            math.prod(shape) * np.dtype(self.declared[name].dtype).itemsize
+            for name, shape in self.shapes.items()
+        )
         for array in self.declared.values():
             if not array.temporary:
                 self.make(array.name)
+        fields["lanes"] = {
+            name: fields[name] for name, array in self.declared.items() if array.axes == ("lanes",)
+        }
 
     def __setattr__(self, name: str, value: object) -> None:
         if value is not self.__dict__.get(name):  # as it is after `state.name += …`
             raise AttributeError(f"{name}: a state has declared arrays alone, which are changed in place")
 
     def make(self, name: str) -> None:
-        """Make an array, with its initial values."""
-        self.__dict__[name] = self.declared[name].zeros(self.sizes)
+        """Make an array, with its initial values; zeros take no memory until they are written to."""
+        declared = self.declared[name]
+        shape = self.shapes[name]
+        if declared.axes[:1] == ("features",):
+            array = aligned_zeros(math.prod(shape), np.dtype(declared.dtype)).reshape(shape)
+        else:
+            array = np.zeros(shape, declared.dtype)
+        if np.any(declared.initial):
+            array[:] = declared.initial
+        self.__dict__[name] = array
 
     def drop(self, name: str) -> None:
         """Drop a temporary array, if it is there."""
@@ -103,13 +112,6 @@ class State:
         """Number of the next window in its read."""
         return int(self.position[1])
 
-    @property
-    def lanes(self) -> dict[str, np.ndarray]:
-        """Arrays of the shape (lanes,) by name, for what takes them by name."""
-        return {
-            name: self.__dict__[name] for name, array in self.declared.items() if array.axes == ("lanes",)
-        }
-
     def set_lanes(self, lanes: Mapping[str, np.ndarray]) -> None:
         """Copy the arrays of the shape (lanes,) from another state's."""
         for name, array in self.lanes.items():
@@ -120,14 +122,6 @@ class State:
         return np.flatnonzero(np.isin(self.phase, phases))
 
     # -- checkpoints
-
-    @property
-    def most_bytes(self) -> int:
-        """Largest size of all arrays."""
-        return sum(
-            math.prod(array.shape(self.sizes)) * np.dtype(array.dtype).itemsize
-            for array in self.declared.values()
-        )
 
     def stored_arrays(self, rank: np.ndarray) -> dict[str, Any]:
         """Return the arrays for a checkpoint: those over features, which stand by `rank`, in the source's order.
@@ -157,14 +151,16 @@ class State:
                     raise ValueError(f"{name} is missing")
                 continue
             array = arrays[name]
-            if array.shape != expected.shape(self.sizes) or array.dtype != expected.dtype:
+            if array.shape != self.shapes[name] or array.dtype != expected.dtype:
                 raise ValueError(f"{name} has shape {array.shape} and type {array.dtype}")
-            if expected.axes[:1] != ("features",):
+            if expected.axes[:1] == ("features",):
+                rows = SourceRows(self.__dict__[name], rank)
+                for block in rows.blocks():
+                    rows[block] = array[block]
+            elif name in self.lanes:
+                self.lanes[name][:] = array
+            else:
                 self.__dict__[name] = array
-                continue
-            rows = SourceRows(self.__dict__[name], rank)
-            for block in rows.blocks():
-                rows[block] = array[block]
 
 
 NO_ROWS = np.zeros(N_TOTALS)  # the sums over no rows
@@ -210,6 +206,16 @@ class Estimates(NamedTuple):
     at_end: np.ndarray  # the part of the gap that is measured at the end of the pass
 
 
+class SolverOptions(NamedTuple):
+    """Options of a solver, beside problem and data; each takes those that its method has."""
+
+    method: str
+    seed: int = 0
+    omega: float | str = 1.0  # over-relaxation, or "auto"
+    acceleration: float | str = "none"  # kappa, "auto" or "none"
+    plan: Plan | None = None
+
+
 class Solver(ABC):
     """A solver, as `training.loop.Loop` takes it; what it is stands in `loss_table.SOLVERS`."""
 
@@ -224,6 +230,8 @@ class Solver(ABC):
         self.dataset = dataset
         self.options = options
         self.memory = self.memory_of(problem, dataset, options)
+        centre = dataset.centre if problem.free_bias else None
+        self.shift = 0.0 if centre is None else centre.target  # of targets, as they are read
         self.layout: Any = self.memory.layout  # of the data, with the sizes of the state per row
 
     @staticmethod
@@ -255,24 +263,19 @@ class Solver(ABC):
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
         """Visit the items of a window once, in a random order that is a function of `key`."""
 
-    def add_at_zero(self, dataset: Dataset, window: Window, state: State) -> None:
+    def add_at_zero(self, window: Window, state: State) -> None:
         """Add the losses of a window's rows with all weights 0 to the totals of a run's first read, after their visit."""
-        shift = dataset.centre.target if self.layout.centred and dataset.centre is not None else 0.0
-        for kind, weight, target in self.constants(window) if window.read == 0 else ():
-            for start in range(0, kind.size, BLOCK_WEIGHTS):
-                rows = slice(start, start + BLOCK_WEIGHTS)
-                some = kind[rows], np.ascontiguousarray(weight[rows]), target[rows] + shift
-                state.totals[:, Total.AT_ZERO] += self.problem.losses_at_zero(*some)
-
-    def constants(self, window: Window) -> Iterator[tuple[np.ndarray, ...]]:
-        """Iterate over arguments of `Problem.losses_at_zero`, of rows that are each in one window of a read."""
+        if window.read > 0:
+            return
         arena = window.arena
         n_folds = self.problem.n_folds
+        total = state.totals[:, Total.AT_ZERO]
         for _, start, stop in window.chunk_ranges():
             kind = arena.code[start:stop].astype(np.int64)
             if n_folds:
                 kind = kind * n_folds + arena.fold[start:stop]
-            yield kind, arena.weight[start:stop], arena.target[start:stop]
+            rows = kind, arena.weight[start:stop], arena.target[start:stop]
+            self.problem.add_losses_at_zero(total, *rows, self.shift)
 
     @abstractmethod
     def end_read(self, state: State, trained: np.ndarray) -> None:
@@ -303,6 +306,27 @@ class Solver(ABC):
             side = np.maximum(np.minimum(plus, minus), 1) / np.maximum(plus + minus, 1)
         scale = np.where(np.isnan(state.start_norm), start, state.start_norm) * side
         return np.divide(norm, scale, out=np.zeros_like(norm), where=scale > 0)
+
+
+def solver_class(problem: Problem, method: str) -> type[Solver]:
+    """Return the class of a problem's solver; raises `UsageError` if the method does not train its bias or penalty."""
+    loss = problem.loss
+    entry = SOLVERS[loss, method]
+    if problem.free_bias and not entry.free_bias_solver:
+        raise UsageError(
+            f"--unpenalized-bias is not for {loss} by method {method}; give --bias a larger value, which is penalised less"
+        )
+    if problem.l1.any() and not entry.takes_l1:
+        ways = [entry.method for entry in SOLVERS.values() if entry.loss == loss and entry.takes_l1]
+        where = f"for {loss} by --method {' or '.join(ways)}" if ways else f"not for {loss}"
+        raise UsageError(f"--penalty l1 and elasticnet are {where}, found --method {method}")
+    if problem.form == PLANES and problem.l2 != 1.0:
+        raise UsageError(
+            f"--l2 is not for {loss}, found {problem.l2:g}; --ridge is the strength of its penalty"
+        )
+    module, _, name = (entry.free_bias_solver if problem.free_bias else entry.solver).partition(".")
+    chosen: type[Solver] = getattr(import_module(f".{module}", __package__), name)
+    return chosen
 
 
 def all_rows(window: Window, order: np.ndarray) -> np.ndarray:

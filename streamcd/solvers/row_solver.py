@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +19,12 @@ from ..dataset.dataset import Dataset
 from ..dataset.feature_order import MOST_UNRANKED
 from ..kernels import primitives
 from ..kernels import weights as weight_kernels
-from ..kernels.primitives import Rows, Steering, Total, Variables
+from ..kernels.loss_table import LOSSES
+from ..kernels.primitives import Costs, Rows, Steering, Total, Variables
 from ..stream.arenas import RowArena, RowLayout, Window, empty_window
 from ..stream.memory_plan import SolverMemory
 from .acceleration import ARRAYS as ACCELERATION_ARRAYS
-from .acceleration import Acceleration
-from .options import SolverOptions
+from .acceleration import RECALL_EVERY, Acceleration
 from .over_relaxation import BEGIN
 from .problem import Problem
 from .protocol import (
@@ -38,6 +37,7 @@ from .protocol import (
     Array,
     Estimates,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
@@ -45,12 +45,14 @@ from .protocol import (
     join_totals,
     violation,
 )
-from .registry import is_proximal
 
 MOST_COPIED = 1 << 19
 """Largest number of weights with which two threads visit the rows of a lane, each with a copy of w."""
 
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
+
+Data = tuple[Rows, Costs, Variables]
+"""Arguments of the kernels: the rows of a window, the problem, and the variables."""
 
 ARRAYS = (Array("v_error", "bound on the norm of the error of w(alpha)"),)
 """State of `RowSolver`."""
@@ -60,6 +62,7 @@ class RowSolver(Solver):
     """A dual method over rows; `visit` says what a method adds."""
 
     warm_start: Start = "alpha and w"
+    w_alpha = "w"  # array of the state that has w(alpha) between reads, and its sum in those that sum it up
     always_sums = False  # up w(alpha), in every read at fixed w
     sums: tuple[
         Array, ...
@@ -72,19 +75,26 @@ class RowSolver(Solver):
         self.initial = {"omega": omega, "kept_omega": omega, "trial_begin": begin}
         self.arrays = (*ARRAYS, *self.arrays, *self.sums)
         self.acceleration: Acceleration | None = None
-        if is_proximal(problem, options.acceleration):
+        if problem.free_bias or options.acceleration != "none":
             # with kappa 0 it moves the centre of a free bias alone
             kappa = 0.0 if options.acceleration == "none" else options.acceleration
             self.acceleration = Acceleration(problem, kappa, dataset)
+            self.w_alpha = "centre_or_w_alpha"
             self.arrays += ACCELERATION_ARRAYS
             self.initial |= {"kappa": self.acceleration.first_kappa, "theta": self.acceleration.adapts}
         declared = {array.name for array in self.arrays}
         self.initial = {name: values for name, values in self.initial.items() if name in declared}
 
     def new_rows(self, arena: RowArena, start: int, stop: int) -> None:
-        """Set alpha = 0."""
+        """Set alpha = 0, or where ``w(alpha) = 0`` inside the domain of the dual."""
         arena.alpha[start:stop] = 0.0
         arena.active[start:stop] = 1
+        if LOSSES[self.problem.loss].probabilities:
+            self.begin_inside(arena, start, stop)
+
+    def begin_inside(self, arena: RowArena, start: int, stop: int) -> None:
+        """Set alpha of new rows inside a domain whose bounds it never reaches."""
+        raise NotImplementedError
 
     def restore_rows(self, state: State, arena: RowArena, start: int, stop: int) -> None:
         """See `protocol.Solver`."""
@@ -124,53 +134,57 @@ class RowSolver(Solver):
         """
         certifying = state.lanes_in(START, CERTIFY)
         training = state.lanes_in(TRAIN)
+        arena = window.arena
+        data = arena.rows, self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
         if certifying.size:
             rows = all_rows(window, order)
             summing = self.summing(state)
-            v = self.v(state)
+            v = getattr(state, self.w_alpha)
             if window.number == 0:
-                v[:, self.problem.columns(summing)] = 0.0
-            self.certify(window, state, rows, certifying, state.totals)
+                v[:, self.problem.vectors[summing].reshape(-1)] = 0.0
+            self.certify(data, window.n_entries, state, rows, certifying, state.totals)
             if summing.size:
-                self.sum_alpha(window, state, rows, summing, v)
+                self.sum_alpha(data, state, rows, summing, v)
         if training.size:
             if self.acceleration:
                 self.acceleration.begin_pass(state, training, self.threads)
-            self.train(window, state, order, key, training)
+            self.train(window, data, state, order, key, training)
 
     @abstractmethod
     def train(
-        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+        self, window: Window, data: Data, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """Visit the active rows once in some lanes, in a random order that is a function of `key`."""
 
     @abstractmethod
     def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+        self, data: Data, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
         """Add the terms of some rows to `totals`."""
 
     @abstractmethod
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Add ``s_i alpha_i x_i`` of some rows to `v`, of the shape of w."""
 
     def certify(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, totals: np.ndarray
+        self,
+        data: Data,
+        n_entries: int,
+        state: State,
+        order: np.ndarray,
+        lanes: np.ndarray,
+        totals: np.ndarray,
     ) -> None:
-        """Add the terms of a window's rows in some lanes to `totals`, in the given order of rows, which threads divide."""
-        n_parts = self.threads.parts(window.n_entries * lanes.size)
+        """Add the terms of rows of a window with so many entries to `totals`, in the given order, which threads divide."""
+        n_parts = self.threads.parts(n_entries * lanes.size)
         # one lane more, so that none share a cache line
         sums = np.tile(NO_ROWS, (n_parts, totals.shape[0] + 1, 1))[:, :-1]
         each = zip(np.array_split(order, n_parts), sums, strict=True)
-        self.threads.run([partial(self.certify_rows, window, state, lanes, *part) for part in each])
+        self.threads.run([partial(self.certify_rows, data, state, lanes, *part) for part in each])
         for part in sums:
             join_totals(totals, part)
-
-    def v(self, state: State) -> np.ndarray:
-        """Return the array that holds w(alpha) between reads, and its sum in those that sum it up."""
-        return state.centre_or_w_alpha if self.acceleration else state.w
 
     def summing(self, state: State) -> np.ndarray:
         """Return the lanes of which the read at fixed w sums up w(alpha): where it is not known, or not well enough."""
@@ -204,28 +218,33 @@ class RowSolver(Solver):
         """Estimate what the gap of dual variables exceeds the rows' terms by, once they are made feasible; (trained,)."""
         raise NotImplementedError
 
+    def feasible_sums(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return the totals, and `penalty_terms`, of the dual variables that a free bias makes feasible."""
+        raise NotImplementedError
+
     def end_read(self, state: State, trained: np.ndarray) -> None:
-        """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa."""
+        """Set the shrinking thresholds of the next read, from the projected gradients met while training; and kappa.
+
+        Every few accelerated passes all rows return, but not in lanes certified next: that read does not write rows' states.
+        """
         some = trained[~state.restore[trained]]
         largest = state.totals[some, Total.VIOLATION_MAX]
         smallest = state.totals[some, Total.VIOLATION_MIN]
         state.high[some] = np.where(largest > 0.0, largest, np.inf)
         state.low[some] = np.where(smallest < 0.0, smallest, -np.inf)
         if self.acceleration:
-            self.acceleration.end_read(state, trained)
+            if self.acceleration.adapts:
+                self.acceleration.set_kappa(state, trained, state.totals[:, Total.GAP])
+            due = (state.passes[trained] % RECALL_EVERY == 0) & (state.phase[trained] == TRAIN)
+            due &= state.kappa[trained] > 0.0
+            state.restore[trained[due]] = True
+            state.shrunk[trained[due]] = False
 
     def certificate(self, state: State) -> dict[str, np.ndarray]:
-        """Compute the certificate of every lane after a read at fixed w; see `protocol.Solver`.
+        """Compute the certificate of every lane after a read at fixed w, and bound the error of v; see `protocol.Solver`.
 
-        With ``v = w(alpha)``, primal(w) - dual(alpha) is ``Σ phi_i(w) + ½‖w - v‖²``, even if `w` has drifted from `v`.
-        """
-        terms = self.penalty_terms(state.w, self.v(state), state.lanes_in(CERTIFY))
-        return self.proof(state, state.totals, terms)
-
-    def proof(self, state: State, totals: np.ndarray, terms: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the certificate from the rows' sums and the weights' (`penalty_terms`), and bound the error of v.
-
-        With n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a row's term with its margin::
+        With ``v = w(alpha)``, from which w may have drifted, n rows, q_i = ‖x_i‖², p passes, and slope_i the change of a
+        row's term with its margin::
 
             primal = g(w) + Σ C_i loss_i
             gap    = Σ phi_i + bracket,  bracket = g(w) + g*(v) - w·v = ½ ‖w - v‖²
@@ -233,6 +252,11 @@ class RowSolver(Solver):
                    that does not accelerate adds ROUNDING √(Σ a² q)
             more   = (‖w - v‖ + ½ error) error + ROUNDING ‖w‖ Σ slope_i
         """
+        if self.problem.free_bias:
+            totals, terms = self.feasible_sums(state)
+        else:
+            totals = state.totals
+            terms = self.penalty_terms(state.w, getattr(state, self.w_alpha), state.lanes_in(CERTIFY))
         # losses of all classes have all their vectors in one lane
         penalty, bracket, v_square = terms.reshape(3, -1, self.problem.lane_vectors).sum(axis=2)
         summed = self.summing(state)
@@ -252,18 +276,11 @@ class RowSolver(Solver):
     def penalty_terms(self, w: np.ndarray, v: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Sum `weights.add_penalty_terms` of lanes' vectors, (3, all vectors); 0 of others."""
         sums = np.zeros((3, w.shape[1]))
-        columns = self.problem.columns(lanes)
+        columns = self.problem.vectors[lanes].reshape(-1)
         n_parts = max(min(self.threads.parts(w.shape[0] * columns.size), columns.size), 1)
         parts = np.array_split(columns, n_parts)
         self.threads.run([partial(weight_kernels.add_penalty_terms, w, v, part, sums) for part in parts])
         return sums
-
-    # -- arguments of the kernels
-
-    def arguments(self, window: Window, state: State) -> tuple[Rows, Any, Variables]:
-        """Return the rows of a window, the problem, and the variables."""
-        arena = window.arena
-        return arena.rows, self.problem.costs, Variables(arena.alpha, arena.active, state.w.reshape(-1))
 
     def steering(self, state: State) -> Steering:
         """Return the parameters of the steps of a pass."""
@@ -293,7 +310,7 @@ def row_memory(
         ranked=MOST_UNRANKED < n_features < 1 << 32,  # ranks are uint32
     )
     n_weights = (n_features + 1) * problem.n_vectors
-    copies = 1 + is_proximal(problem, options.acceleration) + problem.free_bias
+    copies = 1 + (problem.free_bias or options.acceleration != "none") + problem.free_bias
     if n_lanes == 1 and n_weights <= MOST_COPIED:
         copies += 2
     sketches = 16 * weight_kernels.N_BUCKETS * n_lanes

@@ -19,10 +19,9 @@ from ..stream.arenas import RowLayout, Window
 from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
 from .dual import new_scratch
-from .options import SolverOptions
 from .problem import Problem
-from .protocol import CERTIFY, START, TRAIN, Array, Start, State, all_rows
-from .row_solver import RowSolver, shuffled_active_rows
+from .protocol import CERTIFY, START, TRAIN, Array, SolverOptions, Start, State, all_rows
+from .row_solver import Data, RowSolver, shuffled_active_rows
 
 ARRAYS = (
     Array("seen_phase", "phase in the last read", int, START),
@@ -39,15 +38,16 @@ ARRAYS = (
 class TwinSorSolver(RowSolver):
     """Twin planes by SOR with the inverse of a matrix of features × features (`twin_kernels.twin_sor_visit`).
 
-    Problem: the one above, by one a_i after another, omega times the step to its best value. It is what `DualSolver` solves
-    for twin planes, with the variables of the plane's own rows eliminated, and converges well with a small ridge too, where
-    that one does not. The first read sums H, and Bᵀa of the dual variables of a warm start. The inverse of H is kept, and
-    visits change only the dual variables of the other classes' rows. Source: Mangasarian & Musicant, IEEE Trans. Neural
-    Networks 10 (1999).
+    Problem: the one above, by one a_i after another, omega times the step to its best value. Solution: ``w = H⁻¹Bᵀa``, kept
+    at every step. It is what `DualSolver` solves for twin planes, with the variables of the plane's own rows eliminated, and
+    converges well with a small ridge too, where that one does not. The first read sums H, and Bᵀa of the dual variables of a
+    warm start. The inverse of H is kept, and visits change only the dual variables of the other classes' rows. Source:
+    Mangasarian & Musicant, IEEE Trans. Neural Networks 10 (1999).
     """
 
     warm_start: Start = "alpha"
     arrays = (*ARRAYS, *over_relaxation.ARRAYS)
+    w_alpha = "w_alpha"  # of which the own rows' variables are those of a certificate
     always_sums = True  # the own rows' variables are made by a read at fixed w
 
     @staticmethod
@@ -68,16 +68,17 @@ class TwinSorSolver(RowSolver):
         return state
 
     def visit(self, window: Window, state: State, order: np.ndarray, key: np.uint64) -> None:
-        """Certify lanes at their fixed w (at 0 when starting, for `pulled` and DUAL), train others; sum matrices."""
+        """Visit a window's rows once; see `RowSolver`.
+
+        Given: lanes at fixed w (0 in those that start), and lanes that train. Changed in place: of the former the totals,
+        `pulled`, `w_alpha` and the variables of the plane's own rows, where they start also `inverse`, which sums up H; of
+        the latter w, the totals, and the variables and flags of the other rows.
+        """
         state.seen_phase[:] = state.phase
         super().visit(window, state, order, key)
         starting = state.lanes_in(START)
         if starting.size:
             self._sum_up(window, state, all_rows(window, order), starting)
-
-    def v(self, state: State) -> np.ndarray:
-        """Return w(alpha), of which the own rows' variables are those of a certificate."""
-        return state.w_alpha
 
     def end_read(self, state: State, trained: np.ndarray) -> None:
         """Invert the summed matrices, recompute w from alpha where a lane goes on, set thresholds and omega."""
@@ -98,23 +99,21 @@ class TwinSorSolver(RowSolver):
         super().end_read(state, trained)
 
     def certify_rows(
-        self, window: Window, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
+        self, data: Data, state: State, lanes: np.ndarray, order: np.ndarray, totals: np.ndarray
     ) -> None:
         """Sum the terms of rows, with the variables of the plane's own that are best at this w."""
-        rows = (order, *self.arguments(window, state))
-        twin_kernels.set_own_alpha(*rows, lanes)
-        dual_kernels.dual_certify(*rows, totals, new_scratch(state, lanes))
+        twin_kernels.set_own_alpha(order, *data, lanes)
+        dual_kernels.dual_certify(order, *data, totals, new_scratch(state, lanes))
 
     def sum_alpha(
-        self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
+        self, data: Data, state: State, order: np.ndarray, lanes: np.ndarray, v: np.ndarray
     ) -> None:
         """Sum the rows of the other classes alone, too; see `RowSolver.sum_alpha`."""
-        rows = self.arguments(window, state)
-        dual_kernels.add_alpha_rows(order, *rows, new_scratch(state, lanes), v.reshape(-1))
+        dual_kernels.add_alpha_rows(order, *data, new_scratch(state, lanes), v.reshape(-1))
         for lane in lanes.tolist():
-            others = order[self.problem.sign[window.arena.code[order], lane] > 0.0]
+            others = order[self.problem.sign[data[0].code[order], lane] > 0.0]
             scratch = new_scratch(state, np.array([lane]))
-            dual_kernels.add_alpha_rows(others, *rows, scratch, state.pulled.reshape(-1))
+            dual_kernels.add_alpha_rows(others, *data, scratch, state.pulled.reshape(-1))
 
     def _sum_up(self, window: Window, state: State, order: np.ndarray, lanes: np.ndarray) -> None:
         visit = partial(twin_kernels.gram_visit, order, window.arena.rows, self.problem.costs, lanes)
@@ -139,12 +138,12 @@ class TwinSorSolver(RowSolver):
             matrix[:i, i] = matrix[i, :i]
 
     def train(
-        self, window: Window, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
+        self, window: Window, data: Data, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """See `RowSolver`."""
         before = self.problem.penalty(state.w)
         chosen = shuffled_active_rows(window, lanes, order, key)
-        rows = (chosen, *self.arguments(window, state), self.steering(state))
+        rows = (chosen, *data, self.steering(state))
         room = np.empty(self.problem.n_features + 1)
         twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.inverse, room)
         # `RowSolver.estimate` subtracts ½‖w‖² from the sum of DUAL, which here includes the quadratic term already

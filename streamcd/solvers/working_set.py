@@ -10,7 +10,7 @@ A checkpoint inside a read is that of its beginning: a resumed run visits the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -27,7 +27,6 @@ from ..stream.arenas import ColumnLayout, Window
 from ..stream.memory_plan import SolverMemory
 from .held_columns import HeldColumns
 from .held_solution import NARROW, HeldSolution
-from .options import SolverOptions
 from .primal import (
     RowConstants,
     columns_of,
@@ -48,6 +47,7 @@ from .protocol import (
     TRAIN,
     Array,
     Solver,
+    SolverOptions,
     Start,
     State,
     all_rows,
@@ -86,7 +86,13 @@ class Read:
 
 
 class WorkingSetSolver(Solver):
-    """Working sets for smooth losses of margins and targets, with L1, elastic net or L2."""
+    """Working sets for smooth losses of margins and targets, with L1, elastic net or L2.
+
+    Problem: ``min_w g(w) + Σ C_i loss_i(s_i w·x_i)`` of every lane, g being L2, L1 or both. A read at w finds the columns
+    that come nearest to being useful, and between reads the problem is solved in the weights of those alone. Solution: the w
+    of a read whose certificate is good enough. Source: Massias, Gramfort, Salmon, ICML 2018; within a set newGLMNET
+    (`held_solution`).
+    """
 
     warm_start: Start = "w"
 
@@ -278,9 +284,11 @@ class WorkingSetSolver(Solver):
             return None
         return partial(self._solve, state, lanes, self._sums.score, _STEPS_WITHIN)
 
-    def constants(self, window: Window) -> Iterator[RowConstants]:
-        """Iterate over those of all rows, with the first window."""
-        return iter([self._constants] if window.number == 0 else [])
+    def add_at_zero(self, window: Window, state: State) -> None:
+        """Add those of all rows with the first window; see `Solver`."""
+        if window.read == window.number == 0:
+            total = state.totals[:, Total.AT_ZERO]
+            self.problem.add_losses_at_zero(total, *self._constants, self.shift)
 
     # -- the end of a read
 

@@ -297,7 +297,9 @@ class Loop(TrainingLoop):
 
         def load() -> None:
             self.solver.load_kernels(self.dataset, self.state)
-            self.problem.losses_at_zero(none.astype(np.int64), none, none)
+            self.problem.add_losses_at_zero(
+                np.zeros(self.problem.n_lanes), none.astype(np.int64), none, none, 0.0
+            )
 
         # a second training in a process has use for freed memory: to get it from the system anew takes milliseconds
         if load_together(load):
@@ -396,7 +398,7 @@ class Loop(TrainingLoop):
         self._by_threads([partial(load, *one) for one in chunks if back or not self.present[one[0]]])
         loaded = time.monotonic()
         solver.visit(window, state, self.order, random_key(self.config.seed, window.read, window.number))
-        solver.add_at_zero(self.dataset, window, state)
+        solver.add_at_zero(window, state)
         visited = time.monotonic()
         for chunk, start, stop in chunks if training else ():
             self.changed[chunk] = [arena.alpha[start:stop], arena.active[start:stop]]

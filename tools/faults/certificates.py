@@ -52,7 +52,7 @@ class Run:
 def _runs() -> list[Run]:
     """List every solver, with each penalty that it takes, and with a free bias where the loss is smooth."""
     made = []
-    for entry in SOLVERS:
+    for entry in SOLVERS.values():
         made.append(Run(entry))
         penalties = {name: strengths for name, strengths in PENALTIES.items() if name != "l2"}
         made += [Run(entry, name) for name, (l1, l2) in penalties.items() if trains(entry, l1=l1, l2=l2)]
