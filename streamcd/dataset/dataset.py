@@ -94,6 +94,11 @@ class Dataset(ChunkedTable):
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = self.item_start
+        parts = manifest["parts"]
+        self.part_starts = {
+            "row": self.row_start[self.shard_start[:-1]].astype(self.row_dtype),
+            "source": np.array([part.get("source", 0) for part in parts], np.int64),
+        }
         self.unit_start = np.arange(self.n_chunks + 1)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
@@ -139,21 +144,6 @@ class Dataset(ChunkedTable):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
         return self._read("entries", chunk, columns, verify)
-
-    def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        """Read columns of a chunk, with numbers of rows, here and in the source, among those of all parts."""
-        arrays = super()._read(table, chunk, columns, verify)
-        row, source = self.part_starts(int(self.chunk_part[chunk]))
-        for position, name in enumerate(columns):
-            if name in ("row", "source"):
-                dtype, shift = (self.row_dtype, row) if name == "row" else (np.dtype(np.int64), source)
-                arrays[position] = arrays[position].astype(dtype, copy=False)
-                arrays[position] = arrays[position] + dtype.type(shift) if shift else arrays[position]
-        return arrays
-
-    def part_starts(self, part: int) -> tuple[int, int]:
-        """Return what is added to the numbers of a part's rows, here and in the source."""
-        return int(self.row_start[self.shard_start[part]]), self.manifest["parts"][part].get("source", 0)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
         """Read a chunk, decoded."""

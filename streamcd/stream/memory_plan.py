@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.files import Count, Positive
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
-from ..dataset.parts import AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES
 
 if TYPE_CHECKING:  # with kernels, which plans are read without
     from ..dataset.dataset import Dataset

@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Stream:
         self._tables = [self.table]
         if plan.resident and not self._at_once and not past_cache:
             n_readers = min(RESIDENT_READERS, available_cores())
-            self._tables += [self.table.reopen() for _ in range(1, n_readers)]
+            self._tables += [copy(self.table) for _ in range(1, n_readers)]
         self._decoders = [layout.decoder(table, seed, n_folds) for table in self._tables]  # type: ignore[arg-type]
         self._readers = Threads(len(self._tables))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
