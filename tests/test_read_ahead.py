@@ -114,7 +114,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             handed.append(taken is not None)
         return taken
 
-    monkeypatch.setattr(stream, "page_cache_room", lambda: 0)
+    monkeypatch.setattr(stream, "available_memory", lambda held: 0)
     monkeypatch.setattr(Ring, "take", noting)
     return handed
 
@@ -141,7 +141,7 @@ def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: 
     past = contents(path, 5)
     assert sum(direct) > 0.9 * len(direct)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "page_cache_room", lambda: 2**62)
+        patch.setattr(stream, "available_memory", lambda held: 2**62)
         assert contents(path, 5) == past
 
 

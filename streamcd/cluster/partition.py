@@ -25,7 +25,7 @@ from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, State
 from ..solvers.registry import find_solver, make_solver
 from ..stream.arenas import RowArena, Window, class_codes
 from ..stream.memory_plan import make_plan, plan_shards
-from ..stream.slot_store import NO_SLOT, chunk_slots
+from ..stream.slot_store import NO_SLOT, SlotStore
 from ..stream.stream import Stream
 from .block_steps import (
     alpha_columns,
@@ -165,7 +165,7 @@ class Partition(SumPartition):
         self._scaled_solver = make_solver(self._scaled_problem, spec.method, self.dataset, **options)
         self._width = self._solver.layout.alpha_width
         self._n_lanes = self._problem.n_lanes
-        self._rows = chunk_slots(folder, self.dataset, self._layout.state_bytes, spec.identity)
+        self._rows = SlotStore(folder, self.dataset, self._layout.state_bytes, spec.identity)
         n_chunks = self.dataset.n_chunks
         self._round_of = [""] * n_chunks  # the attempt at a round that ended in the state of a chunk's rows
         self._in_arena = np.zeros(n_chunks, dtype=bool)  # chunks whose rows are in a resident arena

@@ -144,11 +144,6 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
         )
 
 
-def page_cache_room() -> float:
-    """Return the bytes of files that the page cache can hold beside this process."""
-    return available_memory(RESERVED_BYTES)
-
-
 def available_memory(held: int = 0) -> float:
     """Return the bytes that can be allocated, beside `held` ones in this process's control group."""
     return min(_read_figure("/proc/meminfo", "MemAvailable"), _cgroup_limit() - held)

@@ -13,8 +13,7 @@ from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
-from ..models.model import Model, ModelFile, sparse_weights, stored_code
-from ..models.stored import stored_certificate
+from ..models.model import Model, ModelFile, sparse_weights, stored_certificate, stored_code
 from ..solvers.problem import Problem
 from ..training import checkpoint
 from ..training.result import Result

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import page_cache_room
+from ..core.memory_budget import RESERVED_BYTES, available_memory
 from ..core.parallel import Threads, available_cores
 from ..core.setting import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
@@ -74,7 +74,8 @@ class Stream:
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         self.read_seconds = 0.0
         # past the page cache where it cannot hold the data; else later reads need no disk
-        past_cache = n_bytes > 0 and (self.table.client_bytes > 0 or n_bytes > 0.6 * page_cache_room())
+        cache_room = available_memory(RESERVED_BYTES)  # beside this process
+        past_cache = n_bytes > 0 and (self.table.client_bytes > 0 or n_bytes > 0.6 * cache_room)
         if past_cache:
             self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
