@@ -446,7 +446,7 @@ class Model:
         """Format all labels, ascending, as in the source."""
         return [*map(str, self.label_numbers())]
 
-    def label_numbers(self) -> list[int] | list[float] | list[str]:
+    def label_numbers(self) -> list[Any]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
         return self.record.labels
 
@@ -574,5 +574,5 @@ def stored_certificate(path: Path) -> dict[str, Any] | None:
         _, record = read_metadata(path / "model.json", MODEL)
     except (OSError, ModelError):
         return None
-    is_whole = all((path / name).exists() for name in record.checksums)
-    return record.certificate if record.certificate and is_whole else None
+    is_whole = record.certificate and all((path / name).exists() for name in record.checksums)
+    return record.certificate if is_whole else None

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +22,8 @@ from ..core.errors import CheckpointError, file_named
 from ..core.files import make_directory
 from ..dataset.dataset import Dataset
 
+_TAG_BYTES = 8  # of the run's name, at its beginning
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -30,20 +31,15 @@ class Identity:
 
     name: str  # 32 hexadecimal digits
 
-    @cached_property
-    def tag(self) -> bytes:
-        """First eight bytes of the name, for headers."""
-        return bytes.fromhex(self.name)[:8]
-
     def part(self, name: str) -> Identity:
         """Derive the identity of a part of the run; this one if `name` is empty."""
         if not name:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
-    def check(self, name: str | bytes | None, path: Path) -> None:
-        """Refuse a file with the name or tag of another run, or without one."""
-        if name not in (self.name, self.tag):
+    def check(self, name: str | None, path: Path) -> None:
+        """Refuse a file with the name or the tag of another run, or without one."""
+        if name not in (self.name, self.name[: 2 * _TAG_BYTES]):
             raise CheckpointError(
                 f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
                 "with --force"
@@ -53,7 +49,7 @@ class Identity:
 NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initial values
 
 _N_SLOTS = 2
-_HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
+_HEADER_BYTES = 4 + 4 + _TAG_BYTES  # checksum, chunk, tag of the run
 
 
 class SlotStore:
@@ -83,6 +79,8 @@ class SlotStore:
         self._lock = Lock()
         self.bytes_read = 0
         self.identity = identity
+        # of the run, for headers
+        self._tag = bytes(_TAG_BYTES) if identity is None else bytes.fromhex(identity.name)[:_TAG_BYTES]
         make_directory(folder)  # its name is durable with the first state of a run
 
     def allocate(self) -> None:
@@ -116,8 +114,10 @@ class SlotStore:
         tag = self._read(chunk, slot, body)
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
         other = self._read(chunk, 1 - slot, body) if tag is None else tag
-        if self.identity is not None and other not in (None, self.identity.tag):
-            self.identity.check(other, self._paths[chunk])  # safety: identity::same_shape[dual-resident]
+        if self.identity is not None and other not in (None, self._tag):
+            self.identity.check(
+                other.hex(), self._paths[chunk]
+            )  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
                 f"{self._paths[chunk]}: the state of chunk {chunk} is damaged or truncated; "
@@ -158,8 +158,7 @@ class SlotStore:
             other = 1 if self._durable[chunk] == 0 else 0
             self.current[chunk] = other  # safety: durability::slot_of_the_last_checkpoint
         size = int(self.slot_bytes[chunk])
-        tag = bytes(8) if self.identity is None else self.identity.tag
-        body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
+        body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + self._tag]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
         buffers = [_checksum(body), *body]
         assert sum(map(len, buffers)) == size
