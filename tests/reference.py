@@ -92,7 +92,7 @@ def run_dual(run: Path, dataset: Dataset, alpha_width: int, n_flags: int) -> tup
     """Dual variables (rows, alpha_width) and active flags (rows, n_flags) of a run's last checkpoint."""
     with np.load(run / "state.npz") as archive:
         slots = archive["slots"]
-    store = SlotStore(run / "dual", dataset.chunk_part, np.diff(dataset.row_start), 8 * alpha_width + n_flags)
+    store = SlotStore(run / "dual", dataset, 8 * alpha_width + n_flags)
     store.restore(slots)
     alpha, active = np.zeros((dataset.n_rows, alpha_width)), np.zeros((dataset.n_rows, n_flags), np.uint8)
     for chunk in range(dataset.n_chunks):

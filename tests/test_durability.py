@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import command_line
@@ -149,7 +150,10 @@ def test_nothing_is_synced_again_that_has_not_changed(place: Path, writer: str) 
 
 def two_chunks(folder: Path) -> SlotStore:
     """Slots of two chunks of four rows, 8 bytes each, in one file."""
-    return SlotStore(folder, np.zeros(2, np.int32), np.array([4, 4]), 8)
+    chunks = SimpleNamespace(
+        n_chunks=2, n_shards=1, chunk_part=np.zeros(2, np.int32), row_start=np.arange(0, 12, 4)
+    )
+    return SlotStore(folder, chunks, 8)
 
 
 def test_the_slot_of_the_last_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_flipped_bit_in_a_slot_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("lock", lambda folder: Run(folder, Identity.new())),
+        ("lock", lambda folder: Run(folder, Identity("ab" * 16))),
         ("part-00000.bin", lambda folder: two_chunks(folder).save(0, [np.zeros(4)])),
     ],
 )

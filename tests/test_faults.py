@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamcd.core.files import write_file
+from streamcd.core.files import replacing
 from streamcd.dataset import staging
 from streamcd.kernels.loss_table import SOLVERS
 from tools.faults import damage as damage_kind
@@ -79,7 +79,8 @@ def _in_child(place: Path, at: int, how: str) -> tuple[int, int]:
     if child == 0:
         faults.install()
         try:
-            write_file(place / "file", b"new and longer")
+            with replacing(place / "file") as (partial,):
+                partial.write_bytes(b"new and longer")
         except OSError as error:
             os._exit(error.errno or 1)
         os._exit(0)

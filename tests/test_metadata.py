@@ -29,8 +29,7 @@ from streamcd.core.files import (
     replacing,
 )
 from streamcd.dataset.schema import COLUMN_LAYOUT, ROW_LAYOUT
-from streamcd.models.model import MODEL
-from streamcd.models.stored import stored_certificate
+from streamcd.models.model import MODEL, stored_certificate
 from streamcd.training import checkpoint
 
 

@@ -14,8 +14,8 @@ from small_datasets import random_rows, windows_of, write_dataset
 
 from streamcd import open as open_dataset
 from streamcd.core.errors import DatasetError
-from streamcd.dataset import parts
-from streamcd.dataset.parts import Ring
+from streamcd.dataset import read_ahead
+from streamcd.dataset.read_ahead import Ring
 from streamcd.stream import stream
 from streamcd.stream.arenas import RowLayout
 from streamcd.stream.stream import Stream
@@ -114,7 +114,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             handed.append(taken is not None)
         return taken
 
-    monkeypatch.setattr(stream, "page_cache_room", lambda: 0)
+    monkeypatch.setattr(stream, "available_memory", lambda held: 0)
     monkeypatch.setattr(Ring, "take", noting)
     return handed
 
@@ -141,7 +141,7 @@ def test_windows_are_the_same_as_through_the_page_cache(tmp_path: Path, direct: 
     past = contents(path, 5)
     assert sum(direct) > 0.9 * len(direct)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "page_cache_room", lambda: 2**62)
+        patch.setattr(stream, "available_memory", lambda held: 2**62)
         assert contents(path, 5) == past
 
 
@@ -154,7 +154,7 @@ def test_a_file_system_without_direct_reads_serves_as_well(
     path = write_dataset(tmp_path / "data", random_rows(200, 20, seed=3), n_chunks=20, n_shards=2).path
     past = contents(path, 4)
     direct.clear()
-    monkeypatch.setattr(parts, "_read_blocks", refuse)
+    monkeypatch.setattr(read_ahead, "_read_blocks", refuse)
     assert contents(path, 4) == past
     assert not any(direct)
 

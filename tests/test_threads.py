@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,11 @@ def test_threads_save_and_load_chunks(
     tmp_path: Path,
 ) -> None:
     n_chunks, n_rows = 200, 50
-    store = SlotStore(tmp_path / "dual", np.arange(n_chunks) // 2, np.full(n_chunks, n_rows), 17)
+    row_start = n_rows * np.arange(n_chunks + 1)
+    dataset = SimpleNamespace(
+        n_chunks=n_chunks, n_shards=n_chunks // 2, chunk_part=np.arange(n_chunks) // 2, row_start=row_start
+    )
+    store = SlotStore(tmp_path / "dual", dataset, 17)
     records = np.zeros((n_chunks, n_rows), dtype=[("alpha", "f8", (2,)), ("active", "u1", (1,))])
     records["alpha"] = np.arange(n_chunks * n_rows * 2).reshape(n_chunks, n_rows, 2)
     found = np.zeros_like(records)

@@ -32,7 +32,7 @@ import click
 
 from streamcd.core.memory_budget import format_size, parse_size
 from streamcd.dataset.dataset import Dataset, open_dataset
-from streamcd.dataset.parts import Ring
+from streamcd.dataset.read_ahead import Ring
 
 _PIECE = 1 << 20
 _RESIDENT = "streamcd, in memory"

@@ -25,7 +25,7 @@ from ..solvers.problem import Problem
 from ..solvers.protocol import CERTIFY, DONE, NO_ROWS, START, TRAIN, SolverOptions, State, solver_class
 from ..stream.arenas import RowArena, Window, class_codes
 from ..stream.memory_plan import make_plan, plan_shards
-from ..stream.slot_store import NO_SLOT, chunk_slots
+from ..stream.slot_store import NO_SLOT, SlotStore
 from ..stream.stream import Stream
 from .block_steps import (
     alpha_columns,
@@ -166,7 +166,7 @@ class Partition(SumPartition):
         self._scaled_solver = type(self._solver)(self._scaled_problem, *of_solver)
         self._width = self._solver.layout.alpha_width
         self._n_lanes = self._problem.n_lanes
-        self._rows = chunk_slots(folder, self.dataset, self._layout.state_bytes, spec.identity)
+        self._rows = SlotStore(folder, self.dataset, self._layout.state_bytes, spec.identity)
         n_chunks = self.dataset.n_chunks
         self._round_of = [""] * n_chunks  # the attempt at a round that ended in the state of a chunk's rows
         self._in_arena = np.zeros(n_chunks, dtype=bool)  # chunks whose rows are in a resident arena

@@ -135,12 +135,6 @@ def begins_with(path: Path, pattern: bytes) -> bool:
         return re.match(pattern, file.read(4096)) is not None
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file, whole or not at all."""
-    with replacing(path) as (partial,):
-        partial.write_bytes(data)
-
-
 def work_directory(path: Path) -> Path:
     """Name the directory beside `path` in which is made what will be there."""
     path = path.absolute()
@@ -301,7 +295,8 @@ def as_structure(content: Mapping[str, Any], structure: type[Content], name: str
 
 def write_metadata(path: Path, kind: Kind[Any], fields: Mapping[str, Any]) -> None:
     """Write a metadata file, whole or not at all, with its format and seal."""
-    write_file(path, metadata_text(kind, fields))
+    with replacing(path) as (partial,):
+        partial.write_bytes(metadata_text(kind, fields))
 
 
 def metadata_text(kind: Kind[Any], fields: Mapping[str, Any], *, allow_nan: bool = True) -> bytes:

@@ -130,7 +130,7 @@ def make_room(budget: int, planned: int) -> None:
 
 def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
     """Warn if the budget exceeds the machine's memory, or if this process would exceed it with `planned` bytes more."""
-    machine = min(_read_figure("/proc/meminfo", "MemTotal"), _cgroup_limit())
+    machine = available_memory(field="MemTotal")
     if budget > machine:
         listener.warning(
             f"memory {format_size(budget)} is more than this machine, or this control group, has ({format_size(machine)}): "
@@ -144,18 +144,11 @@ def warn_of_memory(budget: int, planned: int, listener: Listener) -> None:
         )
 
 
-def page_cache_room() -> float:
-    """Return the bytes of files that the page cache can hold beside this process."""
-    return available_memory(RESERVED_BYTES)
+def available_memory(held: int = 0, field: str = "MemAvailable") -> float:
+    """Return the bytes that can be allocated, beside `held` ones in this process's control group.
 
-
-def available_memory(held: int = 0) -> float:
-    """Return the bytes that can be allocated, beside `held` ones in this process's control group."""
-    return min(_read_figure("/proc/meminfo", "MemAvailable"), _cgroup_limit() - held)
-
-
-def _cgroup_limit() -> float:
-    """Return the memory limit of this process's control group; infinite where there is none."""
+    `field` is a figure of the machine's memory. The control group may have no limit.
+    """
     limits = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
@@ -168,4 +161,4 @@ def _cgroup_limit() -> float:
             # there may be no such file, and "max" is not a number
             with suppress(OSError, ValueError):
                 limits.append(int(Path(name).read_text(encoding="ascii")))
-    return min(limits, default=float("inf"))
+    return min([_read_figure("/proc/meminfo", field), *(limit - held for limit in limits)])

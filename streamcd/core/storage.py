@@ -227,11 +227,6 @@ class Url(os.PathLike[str]):
 Location = Path | Url
 
 
-def with_size(path: Location, n_bytes: int | None) -> Location:
-    """The same file, with its size known."""
-    return Url(path.text, n_bytes) if isinstance(path, Url) else path
-
-
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Tell a URL from a path; file:// is a path."""
     text = os.fspath(path)

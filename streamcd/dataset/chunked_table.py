@@ -8,27 +8,129 @@ with their sizes and checksums.
 from __future__ import annotations
 
 import contextlib
-import copy
+import io
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
 from ..core import storage
 from ..core.errors import DatasetError
 from ..core.files import Kind
-from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy, with_size
-from .arrow_columns import extent_of, read_table, reading
-from .parts import OpenPart, Ring
+from ..core.storage import DATASET_BYTES, NO_FILE, Location, Url, file_sizes, local_copy
+from .arrow_columns import column_values, extent_of, read_table, reading
+from .read_ahead import Ring
 from .schema import LISTED
 
 MAX_OPEN_PARTS = 64
 """Parts whose files are kept open; if there are more shards, a pass visits them in groups (`stream.chunk_order`)."""
+
+_FOOTER_BYTES = 1 << 16  # read at once from the end of a file; a longer footer is read again, whole
+
+
+class _Range(io.RawIOBase):
+    """A range of a file that is in memory, at its place in the file, as a file object for Arrow."""
+
+    size = 0  # of the file
+    offset = 0
+    data = memoryview(b"")
+    _position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
+
+    def read_buffer(self, n_bytes: int) -> memoryview:
+        start = self._position - self.offset
+        data = self.data[start : start + n_bytes] if start >= 0 else self.data[:0]
+        self._position += len(data)
+        return data
+
+
+class OpenPart:
+    """One open file of a part, at most one of whose row groups is in memory, while it is read. Not thread-safe.
+
+    `footer` is that which another reader of the file has read. A file in the cache, `is_copy`, is removed where it is
+    damaged: it may come right the next time.
+    """
+
+    def __init__(self, path: Location, footer: pq.FileMetaData | None = None, is_copy: bool = False) -> None:
+        self.path = path
+        self.descriptor = -1
+        self._is_copy = is_copy
+        self._range = _Range()
+        if isinstance(path, Url):
+            self._range.size = path.size() if path.known_size is None else path.known_size
+        else:
+            self.descriptor = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self.descriptor)
+            self._range.size = os.fstat(self.descriptor).st_size
+        self._source = pa.PythonFile(self._range, mode="r")
+        if footer is None:
+            needed = min(_FOOTER_BYTES, self._range.size)
+            self.fetch(self._range.size - needed, needed)
+            longer = int.from_bytes(self._range.data[-8:-4], "little") + 8
+            if needed < longer <= self._range.size:
+                self.fetch(self._range.size - longer, longer)
+            footer = pq.read_metadata(self._source)
+        self.footer = footer
+        self.columns: list[str] = footer.schema.names
+        # with pre_buffer, Arrow's threads would call it: one still running when Python ends aborts the process
+        self._reader = pq.ParquetFile(self._source, metadata=footer, pre_buffer=False)
+
+    def fetch(self, offset: int, n_bytes: int) -> None:
+        """Hold bytes of the file, or as many of them as there are, to be read from."""
+        n_bytes = min(n_bytes, self._range.size - offset)
+        self._range.offset = offset
+        if isinstance(self.path, Url):
+            self._range.data = memoryview(self.path.read(offset, n_bytes))
+        else:
+            self._range.data = memoryview(os.pread(self.descriptor, n_bytes, offset))
+
+    def read(
+        self, group: int, columns: Sequence[str], covered: str, crc: int | None, ring: Ring | None
+    ) -> list[np.ndarray]:
+        """Read columns of a row group, from what `ring` has read ahead of it, or from the file.
+
+        `crc` is the checksum of its bytes from the column `covered` on: raises `ValueError` where they have another. With
+        it pages of columns before that one are checked by their own. None checks nothing.
+        """
+        first = min((covered, *columns), key=self.columns.index)
+        offset, n_bytes = extent_of(self.footer, group, first)
+        data = None if ring is None else ring.take(self.path, offset)
+        if data is None:
+            self.fetch(offset, n_bytes)
+        else:
+            self._range.offset = offset
+            self._range.data = data
+        reader = self._reader
+        if crc is not None:
+            checked = self._range.data[extent_of(self.footer, group, covered)[0] - offset :]
+            if crc32(checked) != crc:  # safety: dataset::another_of_its_size[entries]
+                if self._is_copy:
+                    Path(self.path).unlink(missing_ok=True)
+                raise ValueError("not the bytes that the chunk table records: replaced or changed")
+            if first != covered:
+                reader = pq.ParquetFile(
+                    self._source,
+                    metadata=self.footer,
+                    pre_buffer=False,
+                    page_checksum_verification=True,  # safety: dataset::damage_is_noticed[columns0]
+                )
+        table = reader.read_row_group(group, columns=list(columns), use_threads=False)
+        self._range.data = memoryview(b"")
+        return [column_values(table.column(name)) for name in columns]
 
 
 class ChunkedTable:
@@ -82,9 +184,11 @@ class ChunkedTable:
             table: self.entry_start if table == "entries" else starts_of(chunk_table[items])
             for table in self.TABLES
         }
+        # of columns whose numbers count within the files of a part: what is added to those of each part
+        self.part_starts: dict[str, np.ndarray] = {}
         self._crcs = {table: chunk_table.get(f"{table}_crc") for table in self.TABLES}  # of arrays None
         self._open: dict[str, OpenPart] = {}  # the latest used is the last
-        self._footers: dict[str, pq.FileMetaData] = {}  # of open files, here and in what `reopen` returns
+        self._footers: dict[str, pq.FileMetaData] = {}  # of open files, here and in copies
         self._ring: Ring | None = None
         self.cache: str | None = None
 
@@ -115,10 +219,13 @@ class ChunkedTable:
                 if table in part:  # arrays are no files
                     yield part[table], part[f"{table}_bytes"], part[f"{table}_checksum"]
 
-    def file(self, name: str) -> Location:
-        """Return where a file of the table is stored."""
+    def file(self, name: str, n_bytes: int | None = None) -> Location:
+        """Return where a file of the table is stored; its size is `n_bytes`, or that which the manifest lists."""
+        path = self.path / name
+        if not isinstance(path, Url):
+            return path
         record = self.manifest.get(LISTED.get(name, "")) or {}
-        return with_size(self.path / name, record.get("bytes"))
+        return replace(path, known_size=n_bytes or record.get("bytes"))
 
     def bytes_on_disk(self) -> int:
         """Return the size of all files except the manifest, in bytes."""
@@ -135,31 +242,21 @@ class ChunkedTable:
         group = int(self.chunk_group[chunk])
         crcs = self._crcs[table]
         assert crcs is not None, "arrays are read elsewhere"
-        with reading(part.path, f"chunk {group}"):
-            covered = self.TABLES[table]
-            first = min((covered, *columns), key=part.columns.index)
-            offset, n_bytes = extent_of(part.footer, group, first)
-            data = None if self._ring is None else self._ring.take(part.path, offset)
-            data = part.fetch(offset, n_bytes) if data is None else data
-            checked = data[extent_of(part.footer, group, covered)[0] - offset :]
-            if verify and crc32(checked) != crcs[chunk]:  # safety: dataset::another_of_its_size[entries]
-                if self.cache is not None and isinstance(part.path, Path):
-                    part.path.unlink(missing_ok=True)  # a copy, which may come right the next time
-                raise ValueError("not the bytes that the chunk table records: replaced or changed")
-            arrays = part.read(
-                group,
-                columns,
-                offset,
-                data,
-                verify and first != covered,  # safety: dataset::damage_is_noticed[columns0]
-            )
         n_rows = int(self.starts[table][chunk + 1] - self.starts[table][chunk])
-        for array in arrays:
+        with reading(part.path, f"chunk {group}"):
+            arrays = part.read(
+                group, columns, self.TABLES[table], crcs[chunk] if verify else None, self._ring
+            )
+        for number, array in enumerate(arrays):
             if array.size != n_rows:
                 raise DatasetError(
                     f"{self.place(chunk, table)}: holds {array.size} rows, the chunk table says {n_rows}; "
                     f"{self.KIND.remedy}"
                 )
+            if (starts := self.part_starts.get(columns[number])) is not None:
+                start = starts[self.chunk_part[chunk]]
+                array = array.astype(starts.dtype, copy=False)
+                arrays[number] = array + start if start else array
         return arrays
 
     def announce(self, chunks: Sequence[int], first: Mapping[str, str] | None = None) -> None:
@@ -178,7 +275,10 @@ class ChunkedTable:
             self.read_ahead()
         for chunk in chunks:
             for table, column in (first or self.TABLES).items():
-                part, offset, n_bytes = self._extent(table, chunk, column)
+                part = self._part(table, chunk)
+                group = int(self.chunk_group[chunk])
+                with reading(part.path, f"chunk {group}"):
+                    offset, n_bytes = extent_of(part.footer, group, column)
                 # tables besides entries are small: of those on disk the page cache keeps them
                 if self._ring and self._ring.possible and (by_request or table == "entries"):
                     self._ring.announce(part.path, offset, n_bytes)
@@ -194,14 +294,13 @@ class ChunkedTable:
 
     def chunk_bytes(self, chunk: int) -> int:
         """Return the bytes on disk that training reads of a chunk."""
-        return sum(self._extent(table, chunk, first)[2] for table, first in self.TABLES.items())
-
-    def _extent(self, table: str, chunk: int, first: str) -> tuple[OpenPart, int, int]:
-        """Return the open file of a chunk of a table, with offset and length of the chunk's columns from `first` on."""
-        part = self._part(table, chunk)
         group = int(self.chunk_group[chunk])
-        with reading(part.path, f"chunk {group}"):
-            return part, *extent_of(part.footer, group, first)
+        n_bytes = 0
+        for table, first in self.TABLES.items():
+            part = self._part(table, chunk)
+            with reading(part.path, f"chunk {group}"):
+                n_bytes += extent_of(part.footer, group, first)[1]
+        return n_bytes
 
     def place(self, chunk: int, table: str = "entries") -> str:
         """Describe where a chunk is, for messages: the file and the number of the chunk in it."""
@@ -218,12 +317,12 @@ class ChunkedTable:
                 self._open.pop(oldest, None)
                 self._footers.pop(oldest, None)
             with reading(self.path / name):
-                path = with_size(self.path / name, record[f"{table}_bytes"])
+                path = self.file(name, record[f"{table}_bytes"])
                 if isinstance(path, Url) and self.cache is not None:
                     # what the files hold is part of the name: another dataset in their place has copies of its own
                     copies = Path(self.cache) / self.manifest["seal"]
                     path = local_copy(path, (copies / name).parent)
-                part = OpenPart(path, self._footers.get(name))
+                part = OpenPart(path, self._footers.get(name), is_copy=self.cache is not None)
             self._footers[name] = part.footer
         self._open[name] = part
         return part
@@ -233,12 +332,8 @@ class ChunkedTable:
         self.cache = directory if isinstance(self.path, Url) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files out: another thread or process opens files of its own."""
+        """Leave open files out: a copy, in another thread or process, opens files of its own; threads share footers."""
         return self.__dict__ | {"_open": {}, "_ring": None}
-
-    def reopen(self) -> Self:
-        """Return the same table with its own open files, for another thread; the footers are shared."""
-        return copy.copy(self)
 
     def close(self) -> None:
         """Close all files; the next read reopens them."""

@@ -17,7 +17,6 @@ from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
 from ..core.files import describe_other_kind, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
-from ..core.parallel import ahead
 from ..core.setting import random_key
 from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
@@ -26,7 +25,7 @@ from .chunked_table import ChunkedTable, starts_of
 from .column_layout import Columns, open_columns
 from .feature_order import MOST_COUNTED, make_rank
 from .kept_columns import KEPT_FILE, kept_batches
-from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, class_labels, row_dtype
+from .schema import FEATURES, FIRST_OF_ROWS, ROW_LAYOUT, ChunkData, row_dtype
 from .source_features import Scaling
 
 _ROW_BYTES = 40  # of a row besides its entries: source, label, weight, count, offset
@@ -94,6 +93,11 @@ class Dataset(ChunkedTable):
         self.row_dtype = row_dtype(self.n_rows)
         self.entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         self.row_start = self.item_start
+        parts = manifest["parts"]
+        self.part_starts = {
+            "row": self.row_start[self.shard_start[:-1]].astype(self.row_dtype),
+            "source": np.array([part.get("source", 0) for part in parts], np.int64),
+        }
         self.unit_start = np.arange(self.n_chunks + 1)
         self.label_kind: str = manifest["label_kind"]
         self.weighted: bool = manifest["weighted"]
@@ -139,21 +143,6 @@ class Dataset(ChunkedTable):
     ) -> list[np.ndarray]:
         """Read columns of a chunk's entries: among ``row``, ``feature``, ``value``; otherwise as `read_rows`."""
         return self._read("entries", chunk, columns, verify)
-
-    def _read(self, table: str, chunk: int, columns: Sequence[str], verify: bool) -> list[np.ndarray]:
-        """Read columns of a chunk, with numbers of rows, here and in the source, among those of all parts."""
-        arrays = super()._read(table, chunk, columns, verify)
-        row, source = self.part_starts(int(self.chunk_part[chunk]))
-        for position, name in enumerate(columns):
-            if name in ("row", "source"):
-                dtype, shift = (self.row_dtype, row) if name == "row" else (np.dtype(np.int64), source)
-                arrays[position] = arrays[position].astype(dtype, copy=False)
-                arrays[position] = arrays[position] + dtype.type(shift) if shift else arrays[position]
-        return arrays
-
-    def part_starts(self, part: int) -> tuple[int, int]:
-        """Return what is added to the numbers of a part's rows, here and in the source."""
-        return int(self.row_start[self.shard_start[part]]), self.manifest["parts"][part].get("source", 0)
 
     def read(self, chunk: int, *, verify: bool = True) -> ChunkData:
         """Read a chunk, decoded."""
@@ -346,7 +335,7 @@ class Dataset(ChunkedTable):
         """
         deviations = np.zeros(self.n_features)
         with reading(self.file("features.parquet")), np.errstate(all="ignore"):
-            for piece in ahead(piece for piece in self.read_features(STATISTICS)):
+            for piece in self.read_features(STATISTICS):
                 half = piece["max"] / 2 - piece["min"] / 2
                 variance = piece["mean_square"] - piece["mean"] ** 2
                 is_known = variance > 1e-10 * piece["mean_square"]  # to which sums are exact to 1 %
@@ -479,6 +468,11 @@ def open_dataset(
             )
         dataset.use_cache(str(local_path(cache, "a cache").absolute()))
     return dataset
+
+
+def class_labels(classes: list[float], label_kind: str, names: list[str] | None) -> list[Any]:
+    """Return classes in the source's type: names, integers or decimal numbers."""
+    return names or ([int(label) for label in classes] if label_kind == "integer" else classes)
 
 
 def assign_folds(source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:

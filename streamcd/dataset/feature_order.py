@@ -44,13 +44,10 @@ class SourceRows:
         self._rank = rank
 
     def __getitem__(self, features: Any) -> np.ndarray:
-        return self.array[self._rows_of(features)]
+        return self.array[self._rank[features] if self._rank.size else features]
 
     def __setitem__(self, features: Any, rows: np.ndarray) -> None:
-        self.array[self._rows_of(features)] = rows
-
-    def _rows_of(self, features: Any) -> Any:
-        return self._rank[features] if self._rank.size else features
+        self.array[self._rank[features] if self._rank.size else features] = rows
 
     def blocks(self) -> Iterator[slice]:
         """Iterate over blocks of features."""

@@ -32,11 +32,6 @@ class ChunkData:
     value: np.ndarray  # (entries,) float32 or float64
 
 
-def class_labels(classes: list[float], label_kind: str, names: list[str] | None) -> list[Any]:
-    """Return classes in the source's type: names, integers or decimal numbers."""
-    return names or ([int(label) for label in classes] if label_kind == "integer" else classes)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Tables
 

@@ -147,7 +147,8 @@ def _row_problems(dataset: Dataset, chunk: int, sums: _Part) -> Iterator[tuple[s
         sums.sources += sign * int(primitives.mix.py_func(numbers.astype(np.uint64)).sum(dtype=np.uint64))
     ends = [label.min(initial=np.inf), label.max(initial=-np.inf)]
     sums.labels.update(ends if dataset.classes is None else label.tolist())
-    row0, source0 = dataset.part_starts(int(dataset.chunk_part[chunk]))  # files count within their part
+    # files count within their part
+    row0, source0 = (dataset.part_starts[name][dataset.chunk_part[chunk]] for name in ("row", "source"))
     rows = {"row": number - row0, "source": source - source0, "label": label, "weight": weight}
     add_content(rows, {"row": row - row0, "feature": feature, "value": value}, sums.sums[0])
     add_entries(row, feature, value, sums.sums[1])

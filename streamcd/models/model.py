@@ -12,16 +12,18 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ..core.errors import ModelError
-from ..core.files import Count, Kind, Structure, metadata_text, replacing
+from ..core.files import Count, Kind, Structure, metadata_text, read_metadata, replacing
 from ..core.setting import default_code
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
-from ..dataset.schema import ScalingRecord, check_class_names, class_labels
+from ..dataset.dataset import class_labels
+from ..dataset.schema import ScalingRecord, check_class_names
 from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, Loss, row_loss
 from .encoding import CATEGORIES_FILE, Encoding
@@ -246,8 +248,7 @@ class Model:
         self.tie_order = np.arange(self.n_classes)
         if record.tie_order is not None:
             self.tie_order = np.array(record.tie_order)
-        self.decoder = ClassDecoder(record.loss, self.code, self.matrix, self.tie_order)
-        self.is_binary = self.decoder.is_binary  # a single vector for two classes
+        self.is_binary = self.code.shape == (2, 1)  # a single vector for two classes
         n_features = record.n_features
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "weights": (self.matrix, (n_features, self.n_vectors)),
@@ -267,6 +268,11 @@ class Model:
         if name == "record":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.record, name)
+
+    @cached_property
+    def decoder(self) -> ClassDecoder:
+        """The choice of a class by decisions."""
+        return ClassDecoder(self.loss, self.code, self.matrix, self.tie_order)
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -440,7 +446,7 @@ class Model:
         """Format all labels, ascending, as in the source."""
         return [*map(str, self.label_numbers())]
 
-    def label_numbers(self) -> list[int] | list[float] | list[str]:
+    def label_numbers(self) -> list[Any]:
         """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
         return self.record.labels
 
@@ -560,3 +566,13 @@ class Model:
         # files of the model that was here before
         for name in MODEL_FILES.difference(contents):
             (directory / name).unlink(missing_ok=True)
+
+
+def stored_certificate(path: Path) -> dict[str, Any] | None:
+    """Read the certificate of the model in a directory; None if there is no complete model."""
+    try:
+        _, record = read_metadata(path / "model.json", MODEL)
+    except (OSError, ModelError):
+        return None
+    is_whole = record.certificate and all((path / name).exists() for name in record.checksums)
+    return record.certificate if is_whole else None

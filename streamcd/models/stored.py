@@ -215,16 +215,6 @@ def verify_model(path: Path, *, memory: int | str) -> list[str]:
     return problems
 
 
-def stored_certificate(path: Path) -> dict[str, Any] | None:
-    """Read the certificate of the model in a directory; None if there is no complete model."""
-    try:
-        _, record = read_metadata(path / "model.json", MODEL)
-    except (OSError, ModelError):
-        return None
-    is_whole = all((path / name).exists() for name in record.checksums)
-    return record.certificate if record.certificate and is_whole else None
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Descriptions
 

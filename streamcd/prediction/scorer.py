@@ -7,6 +7,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from ..core.parallel import TASKS_PER_WORKER, Pool, Threads, available_cores, in
 from ..core.storage import REMOTE_BYTES, is_url, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import rows_of
-from ..dataset.parts import AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES
 from ..dataset.schema import FIRST_OF_ALL, ChunkData
 from ..dataset.source_features import Scaling, SourceIndices, indices_of
 from ..kernels.compile import load_together
@@ -352,9 +353,7 @@ def scored_chunks(
     A single thread scores a chunk's rows as they are taken.
     """
     chunks = range(dataset.n_chunks) if chunks is None else chunks
-    readers = [dataset]
-    for _ in range(1, n_threads):
-        readers.append(dataset.reopen())
+    readers = [dataset, *(copy(dataset) for _ in range(1, n_threads))]
 
     def read_and_score(number: int) -> Any:
         # a reader has every `n_threads`-th chunk, and announces some before it reads them

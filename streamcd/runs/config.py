@@ -21,7 +21,7 @@ from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import SolverOptions, solver_class
 from ..stream.memory_plan import SolverMemory
-from ..stream.slot_store import Identity, SlotStore, chunk_slots
+from ..stream.slot_store import Identity, SlotStore
 from ..training import checkpoint
 from ..training.loop import LoopConfig
 from .options import MAX_FOLDS, ProblemOptions
@@ -225,7 +225,7 @@ class ResolvedRun:
         lanes = self.problem.subset(self.groups[group])
         layout: Any = memory_of(self.config.options, lanes, self.dataset).layout
         folder = self.path / group / "dual"
-        return chunk_slots(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
+        return SlotStore(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
 
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:

@@ -5,6 +5,7 @@ without it, in one read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -270,6 +271,6 @@ def with_folds(dataset: Dataset, cv: int, memory: int) -> tuple[Dataset, int]:
         fold_of = {text: crc32(text.encode()) % cv for text in distinct}
     parts = (coded_texts(array) for array in dataset.read_kept(name))
     folds = [np.array([fold_of[text] for text in texts], np.uint8)[codes] for texts, codes in parts]
-    folded = dataset.reopen()
+    folded = copy(dataset)
     folded.use_folds(np.concatenate(folds))
     return folded, n_folds

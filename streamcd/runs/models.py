@@ -14,8 +14,7 @@ from ..core.setting import Setting
 from ..dataset.source_features import indices_of
 from ..kernels.loss_table import LOSSES
 from ..models.encoding import Encoding, encoding_of
-from ..models.model import Model, ModelFile, sparse_weights, stored_code
-from ..models.stored import stored_certificate
+from ..models.model import Model, ModelFile, sparse_weights, stored_certificate, stored_code
 from ..training import checkpoint
 from ..training.result import Result
 from .config import ResolvedRun, versions

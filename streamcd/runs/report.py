@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..core.files import begins_with, check_output, write_file
+from ..core.files import begins_with, check_output, replacing
 from ..core.options import ModelOptions, takes
 from ..core.storage import local_path
 from ..dataset.dataset import Dataset
@@ -87,7 +87,8 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
     gaps = [f"{name} {text}" for name, text in gap_rows(facts)]
     state = ", ".join([facts["state"], *gaps])
     lead = f"{trained_with['loss']} by the {trained_with['method']} method, on {facts['dataset']}: {state}"
-    write_file(page_path, render_page(f"streamcd run {run.name}", lead, sections).encode())
+    with replacing(page_path) as (partial,):
+        partial.write_bytes(render_page(f"streamcd run {run.name}", lead, sections).encode())
 
 
 def _chosen_model(run: Path, options: ModelOptions) -> Path | None:

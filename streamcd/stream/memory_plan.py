@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.files import Count, Positive
 from ..core.memory_budget import RUNNING_BYTES, format_size, require
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
-from ..dataset.parts import AHEAD_BYTES
+from ..dataset.read_ahead import AHEAD_BYTES
 
 if TYPE_CHECKING:  # with kernels, which plans are read without
     from ..dataset.dataset import Dataset
@@ -99,22 +99,21 @@ def plan_shards(table: ChunkedTable, budget: int, memory: SolverMemory) -> tuple
     """Plan to keep some shards in memory; also returns how many fit, None if none does."""
     n_shards = table.n_shards
     if RUNNING_BYTES + resident_bytes(table, memory) > budget:
-        items, entries = slot_size(table)
-        left = budget - RUNNING_BYTES - memory.weights - memory.rows - _reading_bytes(table, RESIDENT_READERS)
-        n_shards = min(left // _decoded_bytes(table, memory, entries, items), table.n_shards - 1)
+        without = resident_bytes(table, memory, (0, 0))
+        slot_bytes = resident_bytes(table, memory, slot_size(table)) - without
+        n_shards = min((budget - RUNNING_BYTES - without) // slot_bytes, table.n_shards - 1)
     return (_resident_plan(table, memory.layout), n_shards) if n_shards > 0 else None
 
 
-def resident_bytes(table: ChunkedTable, memory: SolverMemory) -> int:
-    """Return the bytes of a training that keeps all data in memory, beside interpreter and libraries."""
-    data = _decoded_bytes(table, memory, table.n_entries, table.n_items)
-    return memory.weights + memory.rows + _reading_bytes(table, RESIDENT_READERS) + data
+def resident_bytes(table: ChunkedTable, memory: SolverMemory, size: tuple[int, int] | None = None) -> int:
+    """Return the bytes of a training that keeps data in memory, beside interpreter and libraries.
 
-
-def _decoded_bytes(table: ChunkedTable, memory: SolverMemory, n_entries: int, n_items: int) -> int:
-    return (
-        1 + n_entries * table.entry_bytes + n_items * (memory.layout.item_bytes + 8 * memory.layout.n_orders)
-    )
+    `size` is that of the data in items and entries, by default all.
+    """
+    n_items, n_entries = size or (table.n_items, table.n_entries)
+    item_bytes = memory.layout.item_bytes + 8 * memory.layout.n_orders
+    decoded = 1 + n_entries * table.entry_bytes + n_items * item_bytes
+    return memory.weights + memory.rows + _reading_bytes(table, RESIDENT_READERS) + decoded
 
 
 def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Plan:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +22,8 @@ from ..core.errors import CheckpointError, file_named
 from ..core.files import make_directory
 from ..dataset.dataset import Dataset
 
+_TAG_BYTES = 8  # of the run's name, at its beginning
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -30,25 +31,15 @@ class Identity:
 
     name: str  # 32 hexadecimal digits
 
-    @classmethod
-    def new(cls) -> Identity:
-        """Draw a name at random."""
-        return cls(os.urandom(16).hex())
-
-    @cached_property
-    def tag(self) -> bytes:
-        """First eight bytes of the name, for headers."""
-        return bytes.fromhex(self.name)[:8]
-
     def part(self, name: str) -> Identity:
         """Derive the identity of a part of the run; this one if `name` is empty."""
         if not name:
             return self
         return Identity(hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()[:32])
 
-    def check(self, name: str | bytes | None, path: Path) -> None:
-        """Refuse a file with the name or tag of another run, or without one."""
-        if name not in (self.name, self.tag):
+    def check(self, name: str | None, path: Path) -> None:
+        """Refuse a file with the name or the tag of another run, or without one."""
+        if name not in (self.name, self.name[: 2 * _TAG_BYTES]):
             raise CheckpointError(
                 f"{path}: of another run than config.json beside it; restore the run directory from a copy, or train again "
                 "with --force"
@@ -58,45 +49,45 @@ class Identity:
 NO_SLOT = 2  # the chunk was never saved: its rows start from the solver's initial values
 
 _N_SLOTS = 2
-_HEADER_BYTES = 16  # checksum, chunk (4 bytes each), tag of the run
+_HEADER_BYTES = 4 + 4 + _TAG_BYTES  # checksum, chunk, tag of the run
 
 
 class SlotStore:
-    """Store of the dual variables and active flags of every chunk, in a file per shard with two slots per chunk.
+    """Store of the dual variables and active flags of a dataset's chunks, in a file per shard with two slots per chunk.
 
     Threads may load and save different chunks. The folder is created if needed.
-    `chunk_shard` and `n_rows` hold the shard and the rows of every chunk; a row's state takes `row_bytes`. `current`, uint8,
-    is the slot (0 or 1) with a chunk's latest state, or `NO_SLOT`; `identity` is the run's.
+    A row's state takes `row_bytes`; there are no slots if it has none. `current`, uint8, is the slot (0 or 1) with a chunk's
+    latest state, or `NO_SLOT`; `identity` is the run's.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        chunk_shard: np.ndarray,
-        n_rows: np.ndarray,
-        row_bytes: int,
-        identity: Identity | None = None,
+        self, folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None = None
     ) -> None:
         self.folder = folder
-        self._shard = chunk_shard
-        self.slot_bytes = _HEADER_BYTES + np.asarray(n_rows, dtype=np.int64) * row_bytes
+        n_chunks = dataset.n_chunks if row_bytes else 0
+        shard = dataset.chunk_part[:n_chunks]
+        paths = [folder / f"part-{number:05d}.bin" for number in range(dataset.n_shards)]
+        self._paths = [paths[number] for number in shard.tolist()]  # of every chunk
+        self._last = np.searchsorted(shard, np.unique(shard), side="right") - 1  # chunks of the shards
+        self.slot_bytes = _HEADER_BYTES + np.diff(dataset.row_start)[:n_chunks] * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
         self._offset = _N_SLOTS * (np.cumsum(self.slot_bytes) - self.slot_bytes)
-        self._offset -= self._offset[np.searchsorted(chunk_shard, chunk_shard)]
-        self.current = np.full(chunk_shard.size, NO_SLOT, dtype=np.uint8)
+        self._offset -= self._offset[np.searchsorted(shard, shard)]
+        self.current = np.full(n_chunks, NO_SLOT, dtype=np.uint8)
         self._durable = self.current.copy()
-        self._unsynced: set[int] = set()
+        self._unsynced: set[Path] = set()
         self._lock = Lock()
         self.bytes_read = 0
         self.identity = identity
+        # of the run, for headers
+        self._tag = bytes(_TAG_BYTES) if identity is None else bytes.fromhex(identity.name)[:_TAG_BYTES]
         make_directory(folder)  # its name is durable with the first state of a run
 
     def allocate(self) -> None:
         """Allocate the disk space of all slots, so that a disk too small fails before any work."""
-        last = np.searchsorted(self._shard, np.unique(self._shard), side="right") - 1
-        for chunk in last.tolist():
+        for chunk in self._last.tolist():
             size = int(self._offset[chunk] + _N_SLOTS * self.slot_bytes[chunk])
-            with file_named(self._path(chunk)), self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
+            with file_named(self._paths[chunk]), self._file(chunk, os.O_RDWR | os.O_CREAT) as file:
                 os.posix_fallocate(file, 0, size)
 
     def restore(self, current: np.ndarray) -> None:
@@ -123,11 +114,13 @@ class SlotStore:
         tag = self._read(chunk, slot, body)
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
         other = self._read(chunk, 1 - slot, body) if tag is None else tag
-        if self.identity is not None and other not in (None, self.identity.tag):
-            self.identity.check(other, self._path(chunk))  # safety: identity::same_shape[dual-resident]
+        if self.identity is not None and other not in (None, self._tag):
+            self.identity.check(
+                other.hex(), self._paths[chunk]
+            )  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
-                f"{self._path(chunk)}: the state of chunk {chunk} is damaged or truncated; "
+                f"{self._paths[chunk]}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
         for array, read in zip(arrays, whole, strict=True):
@@ -150,7 +143,7 @@ class SlotStore:
                 n_bytes = os.preadv(file, buffers, int(self._offset[chunk]) + slot * size)
         except FileNotFoundError:
             raise CheckpointError(
-                f"{self._path(chunk)}: missing; restore the run directory from a copy, or train again with --force"
+                f"{self._paths[chunk]}: missing; restore the run directory from a copy, or train again with --force"
             ) from None
         with self._lock:
             self.bytes_read += n_bytes
@@ -165,8 +158,7 @@ class SlotStore:
             other = 1 if self._durable[chunk] == 0 else 0
             self.current[chunk] = other  # safety: durability::slot_of_the_last_checkpoint
         size = int(self.slot_bytes[chunk])
-        tag = bytes(8) if self.identity is None else self.identity.tag
-        body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + tag]
+        body: list[bytes | memoryview] = [chunk.to_bytes(4, "little") + self._tag]
         body += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
         buffers = [_checksum(body), *body]
         assert sum(map(len, buffers)) == size
@@ -177,15 +169,13 @@ class SlotStore:
                 while written < size:  # the disk is nearly full, and the next write raises the error
                     written += os.pwrite(file, b"".join(buffers)[written:], offset + written)
         except OSError:
-            # not around each call: to make the paths of all chunks takes time in every pass
-            with file_named(self._path(chunk)):
+            with file_named(self._paths[chunk]):
                 raise
-        self._unsynced.add(int(self._shard[chunk]))  # safety: durability::power_cut[train streamed]
+        self._unsynced.add(self._paths[chunk])  # safety: durability::power_cut[train streamed]
 
     def unsynced(self) -> list[Path]:
         """List the files, and until every chunk is durable their folder, that hold what was saved since `mark_durable`."""
-        chunks = np.searchsorted(self._shard, sorted(self._unsynced)).tolist()
-        files = [*map(self._path, chunks)]
+        files = sorted(self._unsynced)
         if NO_SLOT in self._durable:
             files.append(self.folder)  # safety: durability::power_cut[train]
         return files
@@ -199,15 +189,11 @@ class SlotStore:
         """Return to the slots of the last durable checkpoint."""
         self.current = self._durable.copy()
 
-    def _path(self, chunk: int) -> Path:
-        return self.folder / f"part-{self._shard[chunk]:05d}.bin"
-
     @contextmanager
     def _file(self, chunk: int, flags: int) -> Iterator[int]:
         """Open the file of a chunk's shard."""
-        name = f"{self.folder}/part-{self._shard[chunk]:05d}.bin"
         flags |= os.O_NOFOLLOW  # safety: durability::are_no_links
-        descriptor = os.open(name, flags, 0o644)
+        descriptor = os.open(self._paths[chunk], flags, 0o644)
         try:
             yield descriptor
         finally:
@@ -241,13 +227,6 @@ class MemorySlots(SlotStore):
 
     def mark_durable(self) -> None:
         """Do nothing."""
-
-
-def chunk_slots(folder: Path, dataset: Dataset, row_bytes: int, identity: Identity | None) -> SlotStore:
-    """Open the slots of a dataset's chunks; without slots if a row has no state."""
-    n_chunks = dataset.n_chunks if row_bytes else 0
-    rows = np.diff(dataset.row_start)[:n_chunks]
-    return SlotStore(folder, dataset.chunk_part[:n_chunks], rows, row_bytes, identity)
 
 
 def _checksum(buffers: Sequence[bytes | memoryview]) -> bytes:

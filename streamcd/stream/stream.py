@@ -11,13 +11,14 @@ import functools
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
-from ..core.memory_budget import page_cache_room
+from ..core.memory_budget import RESERVED_BYTES, available_memory
 from ..core.parallel import Threads, available_cores
 from ..core.setting import random_key
 from ..dataset.chunked_table import MAX_OPEN_PARTS, ChunkedTable
@@ -73,7 +74,8 @@ class Stream:
         self.bytes_read = 0  # from the dataset's files, for windows that were taken or dropped
         self.read_seconds = 0.0
         # past the page cache where it cannot hold the data; else later reads need no disk
-        past_cache = n_bytes > 0 and (self.table.client_bytes > 0 or n_bytes > 0.6 * page_cache_room())
+        cache_room = available_memory(RESERVED_BYTES)  # beside this process
+        past_cache = n_bytes > 0 and (self.table.client_bytes > 0 or n_bytes > 0.6 * cache_room)
         if past_cache:
             self.table.read_ahead()
         self._slots = ShardSlots(self.table, self.table.n_shards if n_shards is None else n_shards)
@@ -91,7 +93,7 @@ class Stream:
         self._tables = [self.table]
         if plan.resident and not self._at_once and not past_cache:
             n_readers = min(RESIDENT_READERS, available_cores())
-            self._tables += [self.table.reopen() for _ in range(1, n_readers)]
+            self._tables += [copy(self.table) for _ in range(1, n_readers)]
         self._decoders = [layout.decoder(table, seed, n_folds) for table in self._tables]  # type: ignore[arg-type]
         self._readers = Threads(len(self._tables))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")

@@ -33,7 +33,7 @@ from ..core.files import (
 )
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
-from ..stream.slot_store import Identity, MemorySlots, SlotStore, chunk_slots
+from ..stream.slot_store import Identity, MemorySlots, SlotStore
 
 RUN = Kind(
     "streamcd-run",
@@ -146,7 +146,7 @@ class Run:
 
     def open_slots(self, dataset: Dataset, row_bytes: int) -> SlotStore:
         """Open the slots of a dataset's chunks, as files of this run."""
-        return chunk_slots(self.path / "dual", dataset, row_bytes, self.identity)
+        return SlotStore(self.path / "dual", dataset, row_bytes, self.identity)
 
     def state_rows(self, part: str, name: str, block_rows: int) -> Iterator[np.ndarray]:
         """Iterate over blocks of rows of an array in a part's last checkpoint; "" is the run itself."""
@@ -363,7 +363,7 @@ def create_run(path: Path, *, force: bool) -> Run:
         raise CheckpointError(
             f"{path} is not empty; name another directory, or give --force to replace what is in it"
         )
-    run = Run(path, Identity.new())
+    run = Run(path, Identity(os.urandom(16).hex()))
     # the configuration is removed last: after an interruption the directory is still a run, which --force can replace
     with ExitStack() as stack:
         stack.callback(run.close)
