@@ -25,7 +25,7 @@ from streamcd.kernels import dual as dual_kernels
 from streamcd.kernels import primitives
 from streamcd.kernels.classes import ClassScratch, LaneColumns
 from streamcd.kernels.primitives import Total
-from streamcd.models.scoring import score
+from streamcd.models.scoring import decisions_of
 from streamcd.solvers.problem import row_loss
 
 BINARY = ["hinge", "squared_hinge", "log_loss"]
@@ -346,7 +346,7 @@ def test_scores_are_products_and_unknown_features_are_counted() -> None:
     w, intercept = np.random.default_rng(0).standard_normal((5, 3)), np.array([0.5, 0.0, -2.0])
     _, feature, value = kernel_rows(x, np.zeros(20))[:3]
     indptr = x.indptr.astype(np.int64)
-    out, ignored = score((indptr[:-1], indptr[1:], feature, value), w, intercept)
+    out, ignored = decisions_of((indptr[:-1], indptr[1:], feature, value), w, intercept)
     assert ignored == (feature >= 5).sum()
     expected = slow_margins(x.toarray()[:, :5], w) + intercept
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)

@@ -28,7 +28,7 @@ from ..dataset.source_features import Scaling, SourceIndices
 from ..kernels.loss_table import LOSSES, Loss, row_loss
 from .encoding import CATEGORIES_FILE, Encoding
 from .matrix_encoder import matrix_rows, number_matrix
-from .scoring import ClassDecoder, score
+from .scoring import ClassDecoder, decisions_of
 
 
 class ModelFile(Structure, kw_only=True):
@@ -332,7 +332,7 @@ class Model:
 
         Row ``r`` has the entries ``indptr[r]:indptr[r + 1]`` of the 0-based `feature` and of `value`.
         """
-        return score((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept)
+        return decisions_of((indptr[:-1], indptr[1:], feature, value), self.matrix, self.intercept)
 
     def matrix_decisions(self, X: Any) -> np.ndarray:
         """Compute ``h(x)`` of the rows of a matrix or a frame, shape (rows, n_vectors); see `predict`."""

@@ -1,6 +1,6 @@
-"""Scores of rows, ``x W + intercept``, and the classes that they choose.
+"""Decisions of rows, ``x W + intercept``, and the classes that they choose.
 
-Predictions, evaluations, held-out folds and estimators are all scored here.
+Predictions, evaluations, held-out folds and estimators all have theirs from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SparseRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Starts and stops of rows, among the 0-based features and the values of entries."""
 
 
-def score(
+def decisions_of(
     rows: SparseRows, weights: Any, intercept: np.ndarray, threads: Threads | None = None
 ) -> tuple[np.ndarray, int]:
     """Compute ``x W + intercept`` of rows, shape (rows, vectors), and count the entries of unknown features, ignored.

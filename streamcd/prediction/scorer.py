@@ -44,7 +44,7 @@ from ..dataset.source_features import Scaling, SourceIndices, indices_of
 from ..kernels.compile import load_together
 from ..models.encoding import unknown_values
 from ..models.model import Model
-from ..models.scoring import score
+from ..models.scoring import decisions_of
 from ..models.stored import load_model
 from ..solvers.problem import losses_of
 
@@ -117,7 +117,7 @@ class Scorer:
         self._indices = SourceIndices(0)  # of files, whose entries have the source's
         needs = {"the model": model.nbytes, "decisions": self.block_rows * row_bytes(model)}
         loads: list[Callable[[], object]] = [
-            partial(score, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
+            partial(decisions_of, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
         ]
         if compared:
             loads.append(partial(losses_of, model.row_loss, *np.zeros((3, 0))))
@@ -217,7 +217,7 @@ class Scorer:
         if isinstance(part, Task):
             return self._of_files(part, phase)
         assert self.dataset is not None
-        return scored_chunks(self.dataset, part, self._score, self._threads, self.listener, phase)
+        return scored_chunks(self.dataset, part, self._score_rows, self._threads, self.listener, phase)
 
     def _of_files(self, task: Task, phase: str) -> Iterator[ScoredBlock]:
         source = self._source
@@ -230,10 +230,10 @@ class Scorer:
                 rows = batch.rows
                 weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
                 chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, rows.index, rows.value)
-                yield from self._score(chunk, threads, batch.kept)
+                yield from self._score_rows(chunk, threads, batch.kept)
         self.counts.add(counts)
 
-    def _score(
+    def _score_rows(
         self, chunk: ChunkData, threads: Threads | None = None, beside: Any = None
     ) -> Iterator[ScoredBlock]:
         """Score rows block by block, each divided among `threads`; `beside` has the column that identifies them."""
@@ -249,7 +249,7 @@ class Scorer:
             block = slice(start, start + self.block_rows)
             indptr = chunk.indptr[start : block.stop + 1]
             rows = indptr[:-1], indptr[1:], feature, value
-            scored = score(rows, model.matrix, model.intercept, threads)
+            scored = decisions_of(rows, model.matrix, model.intercept, threads)
             identity = None if beside is None else rows_of(beside, start, block.stop).column(0)
             yield ScoredBlock(
                 chunk.source[block], chunk.label[block], chunk.weight[block], *scored, identity=identity

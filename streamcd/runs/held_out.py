@@ -232,7 +232,7 @@ def _score_chunk(
             row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)
             if row.size:
                 rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
-                scored = scoring.score(rows, fold.weights, fold.intercept)
+                scored = scoring.decisions_of(rows, fold.weights, fold.intercept)
                 yield fold, ScoredBlock(data.source[row], data.label[row], data.weight[row], *scored)
 
 
