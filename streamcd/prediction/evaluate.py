@@ -14,7 +14,7 @@ from ..core.setting import class_indices
 from ..kernels.loss_table import LOSSES, PLANES
 from ..models.model import Model
 from ..models.stored import load_model
-from ..solvers.problem import losses_of, row_losses
+from ..solvers.problem import row_losses
 from .options import EvaluateOptions
 from .scorer import ScoredBlock, Scorer
 from .sums import RocArea, WeightedMeans
@@ -33,7 +33,7 @@ class _Evaluation:
         self.weighted = False  # a row weighs other than 1
         self.all = WeightedMeans()
         self.known = WeightedMeans()  # of the rows whose label the model knows
-        self.loss = 0.0
+        self.loss = 0.0  # of classes, times their costs
         self.costs = None if model.C is None or model.has_targets else model.class_costs()
         # by label, of rows: their weights by predicted class, and their number; None of too many labels
         self.confusion: dict[float, np.ndarray] | None = None
@@ -46,9 +46,7 @@ class _Evaluation:
         if not self.model.has_targets:
             self._add_classes(rows)
             return
-        predicted = rows.decisions[:, 0]
-        self.all.add_targets(rows.weight, rows.label, predicted)
-        self.loss += float(losses_of(self.model.row_loss, rows.label, predicted, rows.weight).sum())
+        self.all.add_targets(rows.weight, rows.label, rows.decisions[:, 0], self.model.row_loss)
 
     def _add_classes(self, rows: ScoredBlock) -> None:
         model = self.model
@@ -82,7 +80,6 @@ class _Evaluation:
     def result(self) -> dict[str, Any]:
         model = self.model
         total = self.all.weight
-        loss = self.loss
         if not total:
             raise DataError(
                 "expected a row whose weight is above 0, found none; --unweighted counts rows alike"
@@ -92,17 +89,18 @@ class _Evaluation:
             result |= {"weighted": True, "sum_of_weights": total}
         if model.has_targets:
             known = model.parameter is not None or LOSSES[model.loss].parameter is None
+            loss = self.all["loss"]
             return result | {
                 "mae": self.all["mae"],
                 "mse": self.all["mse"],
                 "r2": self.all.r2(),
-                "loss": loss / total if known else None,  # LIBLINEAR's text does not tell epsilon
-                "primal_objective": None if model.C is None else model.penalty() + model.C * loss,
+                "loss": loss if known else None,  # LIBLINEAR's text does not tell epsilon
+                "primal_objective": None if model.C is None else model.penalty() + model.C * total * loss,
             }
         result |= {"accuracy": self.all["accuracy"], "primal_objective": None}
         if self.costs is not None and not self.n_unknown:
             ridge = model.ridge if LOSSES[model.loss].form == PLANES else 1.0
-            result["primal_objective"] = ridge * model.penalty() + loss
+            result["primal_objective"] = ridge * model.penalty() + self.loss
         if (area := self.roc.area()) is not None:
             result["auc"], result["auc_error"] = area
         if self.known.weight:

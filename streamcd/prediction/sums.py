@@ -6,6 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 
+from ..kernels.loss_table import Loss
+from ..solvers.problem import losses_of
+
 _BYTES_PER_SCORE = 110
 """Peak memory of a row: score and weight as taken, joined and sorted, their order, six numbers for each group of ties."""
 _LEAST_SCORES = 1024
@@ -27,17 +30,20 @@ class WeightedMeans:
         for name, figure in figures.items():
             self._sums[name] += float((weight * figure).sum())
 
-    def add_targets(self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray) -> None:
-        """Take rows' targets and predictions: the means ``mae`` and ``mse``, and what R² needs."""
+    def add_targets(
+        self, weight: np.ndarray, target: np.ndarray, predicted: np.ndarray, row_loss: Loss
+    ) -> None:
+        """Take rows' targets and predictions: the means ``loss``, ``mae`` and ``mse``, and what R² needs."""
         if self._first is None and target.size:
             self._first = float(target[0])
         apart = target - (self._first or 0.0)
         error = target - predicted
-        self.add(weight, mae=np.abs(error), mse=error**2, target=apart, square=apart**2)
+        loss = losses_of(row_loss, target, predicted, np.ones(1))
+        self.add(weight, loss=loss, mae=np.abs(error), mse=error**2, target=apart, square=apart**2)
 
     def __getitem__(self, name: str) -> float:
-        """Return a mean; 0 without rows."""
-        return self._sums[name] / (self.weight or 1.0)
+        """Return a mean; nan without rows."""
+        return self._sums[name] / self.weight if self.weight else np.nan
 
     def r2(self) -> float | None:
         """Return R²; None where the targets are all the same."""
@@ -53,9 +59,8 @@ class RocArea:
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        self._capacity = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
+        self._capacity = self._room = max(_LEAST_SCORES, memory_bytes // _BYTES_PER_SCORE)
         self._held: list[tuple[np.ndarray, np.ndarray]] = []
-        self._n_held = 0
         self._bounds: np.ndarray | None = None  # scores, ascending; bin 2 i + 1 has those equal to bound i
         self._sums = np.zeros((2, 0))  # weights of the positive and of the negative rows in each bin
 
@@ -64,22 +69,22 @@ class RocArea:
         # descending, and -0 a tie with 0; copied, since the caller reuses its memory
         score = 0.0 - score[weight > 0]
         signed = np.where(positive, weight, -weight)[weight > 0]
-        room = self._capacity - self._n_held
         if self._bounds is None:  # the first scores are the same whatever the blocks
+            room = self._room
             self._held.append((score[:room], signed[:room]))
-            self._n_held += self._held[-1][0].size
             if score.size <= room:
+                self._room -= score.size
                 return
             # 65,536 bins: one for each of some scores, and one between two of these; no more memory than scores took
-            self._begin_bins(min((1 << 15) - 1, self._capacity))
+            self._begin_bins((1 << 15) - 1)
             score = score[room:]
             signed = signed[room:]
         self._count(score, signed)
 
-    def _begin_bins(self, n_bounds: int) -> None:
+    def _begin_bins(self, most_bounds: int) -> None:
         score, signed = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
         self._held = []
-        places = np.linspace(0, score.size - 1, n_bounds).astype(np.int64)
+        places = np.linspace(0, score.size - 1, min(most_bounds, score.size)).astype(np.int64)
         self._bounds = np.unique(np.sort(score)[places])
         self._sums = np.zeros((2, 2 * self._bounds.size + 1))
         self._count(score, signed)
@@ -96,8 +101,8 @@ class RocArea:
         It is the probability that a positive row scores above a negative one, ties counted half, as are pairs in a bin of
         different scores.
         """
-        if self._n_held and self._bounds is None:
-            self._begin_bins(self._n_held)
+        if self._held:
+            self._begin_bins(self._capacity)
         positives, negatives = self._sums
         # scores come in descending order
         first = np.cumsum(positives)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.errors import UsageError
-from .scores import Scores
+from .scores import best_of, scores_of
 
 COLORS = "#2563a8", "#d1742c", "#3d8f5b", "#a3417e", "#7a6a3a", "#4f5d75", "#b03a3a", "#2f8f9d"
 
@@ -84,22 +84,24 @@ def gap_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]], tol: float 
         return _image(figure)
 
 
-def search_figure(scores: Sequence[Scores], best: Scores, criterion: str) -> bytes:
+def search_figure(search: Mapping[str, Any]) -> bytes:
     """Draw the score on every fold, and its mean: against C, or against λ, a line for each C, where there are several λ."""
+    scores = scores_of(search)
+    best = best_of(search)
     with require_matplotlib().rc_context(_STYLE):
         figure, axes = _new_figure()
-        along, apart = (1, 0) if len({of.setting.l1 for of in scores}) > 1 else (0, 1)
-        for number, value in enumerate(sorted({of.setting[apart] for of in scores})):
-            of_value = [of for of in scores if of.setting[apart] == value]
+        along, apart = (1, 0) if len({setting.l1 for setting in scores}) > 1 else (0, 1)
+        for number, value in enumerate(sorted({setting[apart] for setting in scores})):
+            of_value = [(setting[along], of) for setting, of in scores.items() if setting[apart] == value]
             color = COLORS[number % len(COLORS)]
-            points = [(of.setting[along], score) for of in of_value for score in of.folds]
+            points = [(x, score) for x, of in of_value for score in of["folds"]]
             axes.plot(*_points(points), ".", color=color, alpha=0.5)
-            means = [(of.setting[along], of.mean) for of in of_value]
+            means = [(x, of["mean"]) for x, of in of_value]
             axes.plot(*_points(means), color=color, label=f"mean, C = {value:g}" if along else "mean")
-        axes.plot(best.setting[along], best.mean, "o", color=COLORS[1], label=f"best, {best.setting}")
+        axes.plot(best[along], scores[best]["mean"], "o", color=COLORS[1], label=f"best, {best}")
         axes.set_xscale("log")
         axes.set_xlabel("l1" if along else "C")
-        axes.set_ylabel(criterion)
+        axes.set_ylabel(search["scored_by"])
         axes.legend()
         return _image(figure)
 

@@ -220,19 +220,19 @@ def score_table(search: Facts) -> Table:
     """Show the scores of a search: for each C and λ the means, and the score of every fold unless they are many."""
     scores = scores_of(search)
     scored_by = search["scored_by"]
-    settings = [of.setting._asdict() for of in scores]
-    n_folds = len(scores[0].folds)
+    first = next(iter(scores.values()))
+    n_folds = len(first["folds"])
     drawn = range(n_folds if n_folds <= _MOST_LISTED else 0)
-    beside = [name for name in CRITERIA if name in scores[0].figures]
-    chosen = ["C", "l1"] if any(of["l1"] for of in settings) else ["C"]
+    beside = [name for name in CRITERIA if name in first]
+    chosen = ["C", "l1"] if any(setting.l1 for setting in scores) else ["C"]
     rows = []
-    for of, setting in zip(scores, settings, strict=True):
-        cells = [f"{setting[name]:g}" for name in chosen]
+    for setting, of in scores.items():
+        cells = [f"{value:g}" for value in setting[: len(chosen)]]
         for name in (scored_by, *beside):
-            error = name == "auc" and of.figures.get("auc_error")
-            text = format(of.figures.get(name, of.mean), CRITERIA[name].form)
+            error = name == "auc" and of.get("auc_error")
+            text = format(of.get(name, of["mean"]), CRITERIA[name].form)
             cells.append(f"{text} ± {error:.1g}" if error else text)
-        rows.append([*cells, *(format(of.folds[fold], CRITERIA[scored_by].form) for fold in drawn)])
+        rows.append([*cells, *(format(of["folds"][fold], CRITERIA[scored_by].form) for fold in drawn)])
     header = [*chosen, *(f"mean {name}" for name in (scored_by, *beside))]
     header += [f"fold {number + 1}" for number in drawn]
     return Table(f"{scored_by} on {n_folds} folds, best {best_text(search)}", rows, header)

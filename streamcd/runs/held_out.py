@@ -4,11 +4,11 @@ without it, in one read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -17,16 +17,14 @@ from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
-from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..dataset.kept_columns import coded_texts
 from ..dataset.schema import ChunkData
-from ..models import scoring
-from ..models.scoring import ClassDecoder
-from ..prediction.scorer import ScoredBlock, affordable_threads, chunk_bytes, scored_chunks
+from ..models.scoring import ClassDecoder, decisions_of
+from ..prediction.scorer import affordable_threads, chunk_bytes, scored_chunks
 from ..prediction.sums import LEAST_BYTES, RocArea, WeightedMeans
-from ..report.scores import best_of
-from ..solvers.problem import Problem, losses_of
+from ..report.scores import CRITERIA
+from ..solvers.problem import Lane, Problem
 from ..training import checkpoint
 from ..training.loop import Session
 from .config import ResolvedRun
@@ -37,42 +35,43 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
     """
-    settings = sorted({Setting(lane.C, lane.l1) for lane in search.problem.lanes})
-    listener = session.listener
-    measured = score_folds(search, session, criterion)
-    if error := max((measured[key][1] for key in measured if key[-1] == criterion), default=0.0):
-        listener.message(
-            f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
-            "larger --memory"
-        )
-    several = len({setting.l1 for setting in settings}) > 1
-    folds = range(search.problem.n_folds)
+    measured = _score_folds(search, session, criterion)
+    several = len({setting.l1 for setting in measured}) > 1
     scores = dict[str, Any]()
+    means = dict[Setting, float]()
     lacking = set[int]()
-    for setting in settings:
+    error = 0.0
+    for setting, folds in sorted(measured.items()):
         figures = dict[str, Any]()
-        for name in dict.fromkeys(key[-1] for key in measured):
-            of_folds = [measured.get((setting, fold, name), (None, 0.0)) for fold in folds]
-            known = [score for score, _ in of_folds if score is not None]
+        for name in folds[0]:
+            by_fold = np.array([of_fold[name] for of_fold in folds], np.float64)
+            known = by_fold[~np.isnan(by_fold)]
             if name == criterion:
-                lacking |= {fold + 1 for fold in folds if of_folds[fold][0] is None}
-                by_fold = [score or 0.0 for score, _ in of_folds]
-                figures |= {"folds": by_fold, "mean": float(np.mean(by_fold))}
-            elif known:
-                figures[name] = float(np.mean(known))
-            if name == "auc":
-                figures["auc_error"] = float(np.mean([error for _, error in of_folds]))
+                lacking.update(np.flatnonzero(np.isnan(by_fold)) + 1)
+                by_fold = np.nan_to_num(by_fold)
+                means[setting] = float(by_fold.mean())
+                figures |= {"folds": by_fold.tolist(), "mean": means[setting]}
+            elif known.size:
+                figures[name] = float(known.mean())
+            if criterion == "auc" and name == "auc_error":
+                error = max(error, float(by_fold.max()))
         short = f"{setting.C:g}"
         name_of_cost = short if float(short) == setting.C else repr(setting.C)
         scores[setting.name if several else name_of_cost] = figures
+    if error:
+        session.listener.message(
+            f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
+            "larger --memory"
+        )
     if lacking:
-        listener.warning(
+        session.listener.warning(
             f"fold {', '.join(map(str, sorted(lacking)))}: no rows, or not of all classes, as {criterion} needs: its score "
             "counts as 0; give a smaller --cv"
         )
-    scored = {"scores": scores, "best_l1": settings[0].l1, "scored_by": criterion}
-    best = best_of(scored).setting
-    return scored | {"best_C": best.C, "best_l1": best.l1}
+    # of equal means the smallest C, and the largest λ
+    sign = CRITERIA[criterion].sign
+    best = max(means, key=lambda setting: (sign * means[setting], -setting.C, setting.l1))
+    return {"scores": scores, "best_C": best.C, "best_l1": best.l1, "scored_by": criterion}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,86 +81,77 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
 
-Scored = tuple[Setting, int, str]
-"""The model of a C and λ that was trained without a fold, and a criterion."""
+
+Figures = dict[str, float | None]
+"""Scores by criterion, None or nan where there is none, and ``auc_error``, the bound on the error of an area."""
 
 
-class _Measure:
-    """A criterion of a model over the rows seen so far; `memory` is for the scores of areas under ROC curves.
+class _Model:
+    """The classifier of a C and λ that was trained without a fold, and its scores on the fold's rows seen so far.
 
-    The area is that of the larger of two classes, of several the mean of each against the rest.
+    `memory` is for the scores of areas under ROC curves: of two classes that of the larger one, of several the mean of each
+    against the rest.
     """
 
-    def __init__(self, criterion: str, problem: Problem, memory: int) -> None:
-        self._criterion = criterion
+    def __init__(
+        self, problem: Problem, lane: Lane, weights: np.ndarray, criteria: Sequence[str], memory: int
+    ) -> None:
+        self.setting = Setting(lane.C, lane.l1)
         self._row_loss = problem.row_loss
+        self._decoder = ClassDecoder(problem.loss, problem.code, weights)
+        self._criteria = criteria
         self._means = WeightedMeans()
         n_classes = problem.classes.size
-        classes = [] if criterion != "auc" else [1] if n_classes == 2 else range(n_classes)
+        classes = [] if "auc" not in criteria else [1] if n_classes == 2 else range(n_classes)
         self._areas = {number: RocArea(memory // len(classes)) for number in classes}
 
     def add(
-        self,
-        decoder: ClassDecoder,
-        label: np.ndarray,
-        code: np.ndarray,
-        weight: np.ndarray,
-        decisions: np.ndarray,
+        self, label: np.ndarray, code: np.ndarray | None, weight: np.ndarray, decisions: np.ndarray
     ) -> None:
-        """Take rows: their labels, class indices, weights and decisions."""
-        if self._criterion == "r2":
-            self._means.add_targets(weight, label, decisions[:, 0])
-        elif self._criterion == "loss":
-            self._means.add(weight, loss=losses_of(self._row_loss, label, decisions[:, 0], np.ones(1)))
-        elif self._criterion == "accuracy":
-            self._means.add(weight, accuracy=decoder.predicted_classes(decisions) == code)
-        elif self._criterion == "log_loss":
-            logarithms = decoder.log_probabilities(decisions)
-            self._means.add(weight, log_loss=-logarithms[np.arange(code.size), code])
-        else:
-            scores = decoder.preferences(decisions).T
+        """Take rows: their labels, the indices of their classes, None for targets, weights and decisions."""
+        if code is None:
+            self._means.add_targets(weight, label, decisions[:, 0], self._row_loss)
+            return
+        figures = {"accuracy": self._decoder.predicted_classes(decisions) == code}
+        if "log_loss" in self._criteria:
+            logarithms = self._decoder.log_probabilities(decisions)
+            figures["log_loss"] = -logarithms[np.arange(code.size), code]
+        self._means.add(weight, **figures)
+        if self._areas:
+            scores = self._decoder.preferences(decisions).T
             for (number, area), score in zip(self._areas.items(), scores, strict=True):
                 area.add(score, code == number, weight)
 
-    def value(self) -> tuple[float | None, float]:
-        """Return the score, None where it has none, and a bound on its error."""
-        if not self._areas:
-            return self._means.r2() if self._criterion == "r2" else self._means[self._criterion], 0.0
-        areas = [area for each in self._areas.values() if (area := each.area()) is not None]
-        if not areas:
-            return None, 0.0
-        score, error = np.mean(areas, axis=0).tolist()
-        return score, error
+    def figures(self) -> Figures:
+        """Return the scores."""
+        figures: Figures = {}
+        for name in self._criteria:
+            figures[name] = self._means.r2() if name == "r2" else self._means[name]
+            if name == "auc":
+                areas = [area for each in self._areas.values() if (area := each.area()) is not None]
+                figures["auc"], figures["auc_error"] = np.mean(areas or [(np.nan, 0.0)], axis=0).tolist()
+        return figures
 
 
-class _Fold(NamedTuple):
-    """The classifiers of all C and λ that were trained without a fold, their vectors side by side."""
-
-    number: int
-    settings: list[Setting]
-    decoders: list[ClassDecoder]
-    weights: np.ndarray  # shape (features, vectors)
-    intercept: np.ndarray
+Fold = tuple[int, list[_Model], np.ndarray]
+"""A fold, and the models of a group of lanes that were trained without it, with their w side by side."""
 
 
-def score_folds(
-    folds: ResolvedRun, session: Session, criterion: str
-) -> dict[Scored, tuple[float | None, float]]:
+def _score_folds(search: ResolvedRun, session: Session, criterion: str) -> dict[Setting, list[Figures]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Returns the scores of the models that rows were held out of, with bounds on their errors; of two classes by AUC too, if
-    its scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
+    Returns the `figures` of the models of each C and λ, by the fold that was held out; of two classes by AUC too, if its
+    scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
     """
-    dataset = folds.dataset
-    problem = folds.problem
-    memory = folds.config.memory
+    dataset = search.dataset
+    problem = search.problem
+    memory = search.config.memory
     n_models = problem.n_lanes // problem.block_lanes
-    n_classes = max(int(problem.classes.size), 1)
+    n_classes = problem.classes.size
     criteria = [criterion]
     if n_classes == 2:
         criteria.append("accuracy" if criterion == "auc" else "auc")
-    groups = [problem.subset(lanes) for lanes in folds.groups.values()]
-    n_vectors = max(lanes.n_lanes for lanes in groups) * problem.lane_vectors
+    n_vectors = max(map(len, search.groups.values())) * problem.lane_vectors
     least = n_models * n_classes * LEAST_BYTES if "auc" in criteria else 0
     needs = {
         "the client of the URL": dataset.client_bytes,
@@ -180,60 +170,60 @@ def score_folds(
         areas_bytes = 0
     left -= areas_bytes
     make_room(memory, sum(needs.values()) + areas_bytes)
-    measures: dict[Scored, _Measure] = {}
-    for group, lanes in zip(folds.groups, groups, strict=True):
-        by_fold = _by_fold(lanes, folds.path / group / "state.npz", folds.centre)
-        n_columns = max(fold.intercept.size for fold in by_fold)
+    measured = defaultdict[Setting, list[Figures]](list)
+    for group in search.groups:
+        folds = _read_folds(search, group, criteria, areas_bytes // n_models)
+        n_columns = max(w.shape[1] for _, _, w in folds)
         n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
-        score_chunk = partial(_score_chunk, folds, by_fold, max(1, _BYTES // (8 * n_columns)))
+        score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
         blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
-        for fold, rows in blocks:
-            code = rows.label
-            if not problem.has_targets:
-                code, _ = class_indices(problem.classes, rows.label)
-            of_each = np.split(rows.decisions, len(fold.settings), axis=1)
-            for setting, decoder, decisions in zip(fold.settings, fold.decoders, of_each, strict=True):
-                for name in criteria:
-                    key = setting, fold.number, name
-                    if key not in measures:
-                        measures[key] = _Measure(name, problem, areas_bytes // n_models)
-                    measures[key].add(decoder, rows.label, code, rows.weight, decisions)
-    return {key: measure.value() for key, measure in measures.items()}
+        for models, label, code, weight, decisions in blocks:
+            of_each = np.split(decisions, len(models), axis=1)
+            for model, of_model in zip(models, of_each, strict=True):
+                model.add(label, code, weight, of_model)
+        for _, models, _ in folds:
+            for model in models:
+                measured[model.setting].append(model.figures())
+    return measured
 
 
-def _by_fold(lanes: Problem, state: Path, centre: Centre | None) -> list[_Fold]:
-    """Sort the classifiers of a state by the fold that they were trained without."""
-    arrays = checkpoint.read_arrays(state, ("w",))
+def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory: int) -> list[Fold]:
+    """Read the models of a group of lanes, sorted by fold."""
+    problem = search.problem
+    lanes = search.groups[group]
+    first_lanes = problem.lanes[lanes.start : lanes.stop : problem.block_lanes]
+    arrays = checkpoint.read_arrays(search.path / group / "state.npz", ("w",))
     assert arrays is not None
-    n_rows = lanes.n_features + 1
+    weights = arrays["w"]
+    if search.centre is not None:
+        weights[-1] = search.centre.stored_bias(weights, problem.bias)
+    weights = weights.reshape(len(weights), len(first_lanes), -1)
     folds = []
-    first_lanes = lanes.lanes[:: lanes.block_lanes]
-    weights = arrays.pop("w")
-    if centre is not None:
-        weights[-1] = centre.stored_bias(weights, lanes.bias)
-    weights = weights.reshape(n_rows, len(first_lanes), -1)
-    for fold in sorted({lane.fold for lane in first_lanes}):
-        numbers = [number for number, lane in enumerate(first_lanes) if lane.fold == fold]
-        w = weights.take(numbers, axis=1)
-        decoders = [ClassDecoder(lanes.loss, lanes.code, w[:-1, k]) for k in range(len(numbers))]
-        settings = [Setting(first_lanes[number].C, first_lanes[number].l1) for number in numbers]
-        w = w.reshape(n_rows, -1)
-        folds.append(_Fold(fold, settings, decoders, w[:-1], lanes.bias * w[-1]))
+    for number in sorted({lane.fold for lane in first_lanes}):
+        chosen = [k for k, lane in enumerate(first_lanes) if lane.fold == number]
+        w = weights.take(chosen, axis=1)
+        models = [
+            _Model(problem, first_lanes[lane], w[:-1, k], criteria, memory) for k, lane in enumerate(chosen)
+        ]
+        folds.append((number, models, w.reshape(len(w), -1)))
     return folds
 
 
 def _score_chunk(
-    folds: ResolvedRun, by_fold: list[_Fold], block_rows: int, data: ChunkData
-) -> Iterator[tuple[_Fold, ScoredBlock]]:
-    """Score the rows of a chunk, block by block, each by the classifiers trained without its fold."""
-    number = folds.dataset.folds_of(data.source, folds.config.seed, folds.problem.n_folds)
+    search: ResolvedRun, folds: list[Fold], block_rows: int, data: ChunkData
+) -> Iterator[tuple[list[_Model], np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
+    """Score the rows of a chunk, block by block: yields the models trained without a fold, and rows of it for `add`."""
+    problem = search.problem
+    fold_of = search.dataset.folds_of(data.source, search.config.seed, problem.n_folds)
     for first in range(0, data.label.size, block_rows):
-        for fold in by_fold:
-            row = first + np.flatnonzero(number[first : first + block_rows] == fold.number)
+        for fold, models, w in folds:
+            row = first + np.flatnonzero(fold_of[first : first + block_rows] == fold)
             if row.size:
                 rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
-                scored = scoring.decisions_of(rows, fold.weights, fold.intercept)
-                yield fold, ScoredBlock(data.source[row], data.label[row], data.weight[row], *scored)
+                decisions, _ = decisions_of(rows, w[:-1], problem.bias * w[-1])
+                label = data.label[row]
+                code = None if problem.has_targets else class_indices(problem.classes, label)[0]
+                yield models, label, code, data.weight[row], decisions
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ..models.stored import describe_model, find_model, is_model, models_of_path
 from ..prediction.evaluate import evaluate
 from ..report.figures import gap_figure, require_matplotlib, search_figure
 from ..report.page import render_page
-from ..report.scores import best_of, scores_of
 from ..report.tables import (
     Table,
     class_weights_tables,
@@ -70,9 +69,8 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
         name = options.data.path if isinstance(options.data, Dataset) else options.data
         sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
     if scored is not None:
-        figure = search_figure(scores_of(scored), best_of(scored), scored["scored_by"])
         text = f"By {scored['scored_by']} of the models trained without a fold on its rows."
-        sections["Search"] = [text, score_table(scored), figure]
+        sections["Search"] = [text, score_table(scored), search_figure(scored)]
     sections["Training"] = ["No read of the data has ended yet."]
     if histories:
         sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]

@@ -19,7 +19,7 @@ from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
 from ..kernels.loss_table import SOLVERS
 from ..models.model import Model
-from ..report.scores import CRITERIA, best_of, best_text
+from ..report.scores import CRITERIA, best_of, best_text, scores_of
 from ..solvers.protocol import SolverOptions, solver_class
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, TrainingLoop
@@ -418,14 +418,14 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     scored = score_search(training, scoring, session)
     write_metadata(directory.path / "scores.json", SCORES, scored)
     best = best_of(scored)
-    mean = format(best.mean, CRITERIA[scoring].form)
+    mean = format(scores_of(scored)[best]["mean"], CRITERIA[scoring].form)
     session.listener.message(f"best {best_text(scored)}, mean {scoring} {mean}; training on all rows")
 
     part = directory.part("best")
     if (part.path / "config.json").exists():
         config = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
     else:
-        options = replace(config.options, C=(best.setting.C,), l1=best.setting.l1 or None)
+        options = replace(config.options, C=(best.C,), l1=best.l1 or None)
         groups = plan_groups(options, search.dataset, Resources(config.memory), 0)
         config = replace(
             config,
