@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
-from ..core.files import SEAL, WRITER, Kind, Structure, read_metadata, release_lock, take_lock
+from ..core.files import Kind, Structure, read_metadata, release_lock, take_lock
 from ..core.storage import Location, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.staging import leftovers
@@ -115,10 +114,9 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     config = read_config(path)
     is_search = config.scoring is not None
-    state = _describe_state(path)
-    usual = asdict(ProblemOptions())
-    models = models_of_path(path)
-    has_model = is_model(path / "model")
+    parts = {"folds": path / "folds", "training with the best C": path / "best"} if is_search else {"": path}
+    states = {name: read for name, part in parts.items() if (read := _read_states(part))}
+    state = _sum_up([*states.values()][-1] if states else [], has_model=is_model(path / "model"))
     if state["state"] == "unfinished":
         state["state"] = "interrupted"
         with suppress(OSError):
@@ -128,7 +126,8 @@ def describe_run(path: str | Path) -> dict[str, Any]:
             else:
                 release_lock(lock)
     scores = read_scores(path) if is_search else None
-    parts = {"folds": path / "folds", "training with the best C": path / "best"} if is_search else {}
+    usual = asdict(ProblemOptions())
+    models = describe_path(path)
     return {
         "kind": "search" if is_search else "run",
         "dataset": config.dataset,
@@ -147,10 +146,10 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "workers": config.rounds is not None,
         "search": {"cv": config.folds, "scoring": config.scoring} if is_search else {},
         **state,
-        "parts": {name: _sums(states) for name, part in parts.items() if (states := _states_in(part))},
+        "parts": {name: _spent(of_part) for name, of_part in states.items() if is_search},
         **(scores or {"best_C": None, "best_l1": None}),
-        "model": describe_model(path / "model") if has_model and not models else None,
-        "models": describe_path(path),
+        "model": describe_model(path / "model") if is_model(path / "model") and not models else None,
+        "models": models,
         "next": _next_command(path, config, state),
     }
 
@@ -185,55 +184,47 @@ def read_scores(path: Path) -> dict[str, Any] | None:
         content, _ = read_metadata(path / "scores.json", SCORES)
     except FileNotFoundError:
         return None
-    of_file = ("format", "format_version", SEAL, WRITER)
-    return {name: value for name, value in content.items() if name not in of_file}
+    return {name: content[name] for name in _Scores.__struct_fields__}
 
 
-def _describe_state(path: Path) -> dict[str, Any]:
-    """Sum up the last checkpoints of a run's groups of lanes; of a search, those of its current part."""
-    parts = (path / "best", path / "folds", path)
-    states = next((states for part in parts if (states := _states_in(part, _LANE_ARRAYS))), [])
-    if not states:
-        return {
-            "state": "unfinished", "stop_reason": None, "passes": 0, "gap": None, "gap_estimate": None, "violation": None,
-            "lanes": 0, "open_lanes": 0, "seconds": 0.0, "bytes_read": 0,
-        }  # fmt: skip
-    lanes = {name: np.concatenate([state[name] for state in states]) for name in _LANE_ARRAYS}
-    is_open = lanes["phase"] != DONE
-    done = not is_open.any() and is_model(path / "model")
-    ended = "converged" if lanes["converged"].all() else "not converged"
-    return {
-        "state": ended if done else "unfinished",
-        "stop_reason": REASONS[lanes["reason"].max()].name if done else None,
-        "passes": int(lanes["passes"].max()),
-        "gap": largest_gap(lanes),
-        "gap_estimate": largest_gap(lanes, "estimate", "estimated_primal"),
-        "violation": None if np.isnan(violation := lanes["violation"].max()) else float(violation),
-        "lanes": int(is_open.size),
-        "open_lanes": int(is_open.sum()),
-        **_sums(states),
-    }
-
-
-def _states_in(part: Path, arrays: Sequence[str] = ()) -> list[dict[str, np.ndarray]]:
-    """Read time, bytes and arrays of lanes from the states of the groups of lanes in a folder."""
-    names = [*arrays, "seconds", "bytes_read"]
+def _read_states(part: Path) -> list[dict[str, np.ndarray]]:
+    """Read what describes lanes, time and bytes from the last checkpoints of the groups of lanes in a folder."""
     files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
-    read = (checkpoint.read_arrays(file, names) for file in files)
+    read = (checkpoint.read_arrays(file, [*_LANE_ARRAYS, "seconds", "bytes_read"]) for file in files)
     return [state for state in read if state is not None]
 
 
-def _sums(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+def _sum_up(states: list[dict[str, np.ndarray]], *, has_model: bool) -> dict[str, Any]:
+    """Sum up the states of groups of lanes, none of a run that has no checkpoint yet."""
+    lanes = {
+        name: np.concatenate([np.zeros(0, int), *(state[name] for state in states)]) for name in _LANE_ARRAYS
+    }
+    is_open = lanes["phase"] != DONE
+    done = has_model and is_open.size > 0 and not is_open.any()
+    ended = "converged" if lanes["converged"].all() else "not converged"
     return {
-        "seconds": sum(float(state["seconds"]) for state in states),
+        "state": ended if done else "unfinished",
+        "stop_reason": REASONS[int(lanes["reason"].max())].name if done else None,
+        "passes": int(lanes["passes"].max(initial=0)),
+        "gap": _largest(relative(lanes)),
+        "gap_estimate": _largest(relative(lanes, "estimate", "estimated_primal")),
+        "violation": _largest(lanes["violation"]),
+        "lanes": is_open.size,
+        "open_lanes": int(is_open.sum()),
+        **_spent(states),
+    }
+
+
+def _spent(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+    return {
+        "seconds": sum((float(state["seconds"]) for state in states), 0.0),
         "bytes_read": sum(int(state["bytes_read"]) for state in states),
     }
 
 
-def largest_gap(lanes: dict[str, np.ndarray], *names: str) -> float | None:
-    """Return the largest relative gap, see `relative`; None if one is not known."""
-    gap = float(relative(lanes, *names).max())
-    return gap if np.isfinite(gap) else None
+def _largest(figures: np.ndarray) -> float | None:
+    """Return the largest figure of a lane; None if one is not known."""
+    return float(figures.max()) if figures.size and np.isfinite(figures).all() else None
 
 
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:

@@ -31,28 +31,26 @@ def save_models(
 
     Those on disk may be of this state already, and after a kill between the last checkpoint and its models of an older one.
     """
-    models = {}
-    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
-        lanes = range(first, first + run.problem.block_lanes)
-        single = len(lanes) == run.problem.n_lanes
-        lane = run.problem.lanes[first]
-        path = model_path if single else model_path / Setting(lane.C, lane.l1).name
-        models[path] = lanes, _certificate(result, lanes)
-    if all(stored_certificate(path) == certificate for path, (_, certificate) in models.items()):
+    certificates = _certificates(run, result)
+    paths = {}
+    for lanes in certificates:
+        lane = run.problem.lanes[lanes.start]
+        paths[lanes] = model_path if len(certificates) == 1 else model_path / Setting(lane.C, lane.l1).name
+    if all(stored_certificate(paths[lanes]) == certificate for lanes, certificate in certificates.items()):
         return False
     encoding = encoding_of(run.dataset, held=False)
     deviations = run.dataset.read_deviations()
-    for path, (lanes, certificate) in models.items():
+    for lanes, certificate in certificates.items():
         shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
-        read_rows = partial(_weight_rows, directory, run, lanes, last=False)
+        read_rows = partial(_weight_rows, directory, run, lanes)
         weights = sparse_weights(read_rows, shape)
         rows = None
         if weights is None:  # the rows are written from the state, and those of the model never read
             weights = np.zeros(shape)
             rows = read_rows()
-        model = make_model(directory, run, lanes, certificate, weights, encoding)
+        model = _make_model(directory, run, lanes, certificate, weights, encoding)
         model.deviations = deviations
-        model.save(path, rows)
+        model.save(paths[lanes], rows)
     return True
 
 
@@ -60,14 +58,29 @@ def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) 
     """Make the models of every C and λ, in memory."""
     models = []
     encoding = encoding_of(run.dataset)
-    for first in range(0, run.problem.n_lanes, run.problem.block_lanes):
-        lanes = range(first, first + run.problem.block_lanes)
-        weights = np.concatenate(list(_weight_rows(directory, run, lanes, last=False)))
-        models.append(make_model(directory, run, lanes, _certificate(result, lanes), weights, encoding))
+    for lanes, certificate in _certificates(run, result).items():
+        weights = np.concatenate(list(_weight_rows(directory, run, lanes)))
+        models.append(_make_model(directory, run, lanes, certificate, weights, encoding))
     return models
 
 
-def make_model(
+def _certificates(run: ResolvedRun, result: Result) -> dict[range, dict[str, Any]]:
+    """Sum up the certificates of the lanes of each model."""
+    certificates = {}
+    n_lanes = run.problem.block_lanes
+    for first in range(0, run.problem.n_lanes, n_lanes):
+        of_model = result.lanes[first : first + n_lanes]
+        certificates[range(first, first + n_lanes)] = {
+            "primal_objective": sum(lane["primal_objective"] for lane in of_model),
+            "dual_objective": sum(lane["dual_objective"] for lane in of_model),
+            "gap": max(lane["gap"] for lane in of_model),
+            "converged": all(lane["converged"] for lane in of_model),
+            "passes": [lane["passes"] for lane in of_model],
+        }
+    return certificates
+
+
+def _make_model(
     directory: checkpoint.AnyRun,
     run: ResolvedRun,
     lanes: range,
@@ -79,7 +92,7 @@ def make_model(
     problem = run.problem
     dataset = run.dataset
     lane = problem.lanes[lanes.start]
-    factors = problem.class_factors(lanes)
+    factors = zip(problem.classes.tolist(), problem.class_factors(lanes).tolist(), strict=False)
     bias = float(run.config.options.bias)
     bias_weight = next(_weight_rows(directory, run, lanes, last=True))[0]
     record = ModelFile(
@@ -97,7 +110,7 @@ def make_model(
         index_base=1 if dataset.index_base else 0,
         label_kind=dataset.label_kind,
         class_names=dataset.class_names,
-        class_weight={float(c): float(f) for c, f in zip(problem.classes, factors, strict=False) if f != 1.0},
+        class_weight={label: factor for label, factor in factors if factor != 1.0},
         ridge=problem.ridge,
         slack=problem.slack,
         parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
@@ -114,23 +127,12 @@ def make_model(
     )
 
 
-def _certificate(result: Result, lanes: range) -> dict[str, Any]:
-    of_model = [result.lanes[lane] for lane in lanes]
-    return {
-        "primal_objective": sum(lane["primal_objective"] for lane in of_model),
-        "dual_objective": sum(lane["dual_objective"] for lane in of_model),
-        "gap": max(lane["gap"] for lane in of_model),
-        "converged": all(lane["converged"] for lane in of_model),
-        "passes": [lane["passes"] for lane in of_model],
-    }
-
-
 def _weight_rows(
-    directory: checkpoint.AnyRun, run: ResolvedRun, lanes: range, *, last: bool
+    directory: checkpoint.AnyRun, run: ResolvedRun, lanes: range, *, last: bool = False
 ) -> Iterator[np.ndarray]:
     """Yield rows of w of some lanes, for values as they are stored: those of the features, or the last one, the bias's."""
     problem = run.problem
-    vectors = run.problem.lane_vectors
+    vectors = problem.lane_vectors
     sources = []
     columns = []
     block_rows = max(1, BLOCK_WEIGHTS // (problem.n_lanes * vectors))
@@ -146,9 +148,8 @@ def _weight_rows(
     )
     start = 0
     for rows in blocks if run.centre is None else run.centre.leave(blocks, problem.bias):
-        stop = start + rows.shape[0]
-        if last and stop > problem.n_features:
-            yield rows[-1:]
-        elif not last and start < problem.n_features:
+        if not last:
             yield rows[: problem.n_features - start]
-        start = stop
+        start += len(rows)
+        if last and start > problem.n_features:
+            yield rows[-1:]

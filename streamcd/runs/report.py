@@ -8,7 +8,6 @@ from pathlib import Path
 from ..core.files import begins_with, check_output, replacing
 from ..core.options import ModelOptions, takes
 from ..core.storage import local_path
-from ..dataset.dataset import Dataset
 from ..models.named_weights import weights
 from ..models.stored import describe_model, find_model, is_model, models_of_path
 from ..prediction.evaluate import evaluate
@@ -24,7 +23,7 @@ from ..report.tables import (
     score_table,
 )
 from ..training.result import read_history
-from .describe import describe_run, read_scores
+from .describe import describe_run
 from .options import ReportOptions
 
 _PAGE = rb"<!doctype html>"
@@ -57,8 +56,7 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
     page_path = local_path(out, "a report")
     check_output(page_path, "a page", lambda path: begins_with(path, _PAGE), force=options.force)
     run = local_path(run, "a run")
-    facts = describe_run(run)
-    scored = read_scores(run)  # what is damaged is refused before anything is drawn
+    facts = describe_run(run)  # what is damaged is refused before anything is drawn
     histories = {name: records for name, records in list(read_history(run).items())[:10] if records}
     model_path = _chosen_model(run, options)
     sections: dict[str, list[str | Table | bytes]] = {}
@@ -66,11 +64,11 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
         sections["Evaluation"] = ["None: --data names rows with labels to evaluate the model on."]
     elif model_path is not None:
         result = evaluate(options.data, model_path, listener=options.listener)
-        name = options.data.path if isinstance(options.data, Dataset) else options.data
+        name = getattr(options.data, "path", options.data)
         sections[f"Evaluation on {name}"] = [*evaluation_tables("", result)]
-    if scored is not None:
-        text = f"By {scored['scored_by']} of the models trained without a fold on its rows."
-        sections["Search"] = [text, score_table(scored), search_figure(scored)]
+    if "scores" in facts:
+        text = f"By {facts['scored_by']} of the models trained without a fold on its rows."
+        sections["Search"] = [text, score_table(facts), search_figure(facts)]
     sections["Training"] = ["No read of the data has ended yet."]
     if histories:
         sections["Training"] = [gap_figure(histories, facts["stopping"].get("tol"))]
@@ -81,10 +79,11 @@ def write_report(run: str | os.PathLike[str], out: str | os.PathLike[str], optio
         made_of = [("dataset's fingerprint", model["fingerprint"]), *model["versions"].items()]
         sections["Model"] = [model_table("", model), Table("made of", made_of)]
         sections["Largest weights"] = [*class_weights_tables("weights", weights(model_path))]
-    trained_with = facts["options"]
-    gaps = [f"{name} {text}" for name, text in gap_rows(facts)]
-    state = ", ".join([facts["state"], *gaps])
-    lead = f"{trained_with['loss']} by the {trained_with['method']} method, on {facts['dataset']}: {state}"
+    state = ", ".join([facts["state"], *map(" ".join, gap_rows(facts))])
+    options_of_run = facts["options"]
+    lead = (
+        f"{options_of_run['loss']} by the {options_of_run['method']} method, on {facts['dataset']}: {state}"
+    )
     with replacing(page_path) as (partial,):
         partial.write_bytes(render_page(f"streamcd run {run.name}", lead, sections).encode())
 
@@ -95,6 +94,6 @@ def _chosen_model(run: Path, options: ModelOptions) -> Path | None:
     fitting = [setting for setting in models if setting.fits(options.C, options.l1)]
     if fitting:
         return models[max(fitting, key=lambda setting: (setting.C, -setting.l1))]
-    if (options.C, options.l1) != (None, None):
-        return find_model(run, options.C, options.l1)
-    return run / "model" if is_model(run / "model") else None
+    if options.C is None and options.l1 is None and not is_model(run / "model"):
+        return None
+    return find_model(run, options.C, options.l1)

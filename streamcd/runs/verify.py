@@ -28,17 +28,21 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
     have to fit in `memory`. Nothing is written.
     """
     place = location(path)
-    if (kind := kind_of_directory(place)) != "dataset" or (isinstance(place, Path) and is_model(place)):
-        folder = local_path(place, "a run or a model")
-        if kind == "run":
-            try:
-                with closing(checkpoint.open_run(folder)):
-                    problems = list(_run_problems(folder, listener, parse_size(memory)))
-                problems += verify_model(folder, memory=memory)
-            except CheckpointError as error:
-                problems = [str(error)]
-            return problems, "or train again with --force"
-        return verify_model(folder, memory=memory), "or train, or import, the model again"
+    kind = kind_of_directory(place)
+    if kind == "run":
+        folder = local_path(place, "a run")
+        try:
+            with closing(checkpoint.open_run(folder)):
+                identity = checkpoint.read_identity(folder)
+                problems = list(_run_problems(folder, identity, listener, parse_size(memory)))
+            problems += verify_model(folder, memory=memory)
+        except CheckpointError as error:
+            problems = [str(error)]
+        return problems, "or train again with --force"
+    if kind == "model" or (isinstance(place, Path) and is_model(place)):
+        return verify_model(
+            local_path(place, "a model"), memory=memory
+        ), "or train, or import, the model again"
     advice = (
         "convert the data again, or make the column layout again ('streamcd columns DATASET --force') where only its "
         "files are named"
@@ -52,17 +56,33 @@ def find_problems(path: str, listener: Listener, *, memory: int | str, workers: 
         return [str(error)], advice
 
 
-def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
+def _run_problems(
+    path: Path, identity: Identity, listener: Listener, budget: int, dataset: Dataset | None = None
+) -> Iterator[str]:
+    """Check a run, or with the dataset of a search a part of it, whose identity is to be the one given."""
     config = read_config(path)
-    identity = checkpoint.read_identity(path)
-    yield from _data_problems(path / DATA, config.fingerprint)
+    if checkpoint.read_identity(path) != identity:
+        yield f"{path / 'config.json'}: of another run"
+        return
+    if (path / DATA).exists():
+        try:
+            recorded = Dataset.open(path / DATA, check_files=False, fingerprint=config.fingerprint)
+            features = path / DATA / "features.parquet"
+            if features.exists() and file_checksum(features) != recorded.manifest["features"]["checksum"]:
+                yield f"{features}: checksum differs from the manifest's, the file was changed or damaged"
+        except DatasetError as error:
+            yield str(error)
     try:
-        run = reopen(path, config, same_dataset(config))
+        run = reopen(path, config, dataset or same_dataset(config))
     except StreamcdError as error:
         yield f"{error} (without it, neither dual variables nor states were checked)"
         return
     if config.scoring is None:
-        yield from _directory_problems(run, identity, listener, budget)
+        for group in run.groups:
+            try:
+                yield from _group_problems(run, group, identity, listener, budget)
+            except CheckpointError as error:
+                yield str(error)
         return
     try:
         read_scores(path)
@@ -70,59 +90,35 @@ def _run_problems(path: Path, listener: Listener, budget: int) -> Iterator[str]:
         yield str(error)
     for part in ("folds", "best"):
         if (path / part / "config.json").exists():
-            expected = identity.part(part)
-            if checkpoint.read_identity(path / part) != expected:
-                yield f"{path / part / 'config.json'}: of another run"
-                continue
-            inner_run = reopen(path / part, read_config(path / part), run.dataset)
-            yield from _directory_problems(inner_run, expected, listener, budget)
+            yield from _run_problems(path / part, identity.part(part), listener, budget, run.dataset)
 
 
-def _data_problems(folder: Path, fingerprint: str) -> Iterator[str]:
-    """Check what a run has of its dataset."""
-    if not folder.exists():
-        return
-    try:
-        manifest = Dataset.open(folder, check_files=False, fingerprint=fingerprint).manifest
-    except DatasetError as error:
-        yield str(error)
-        return
-    features = folder / "features.parquet"
-    if features.exists() and file_checksum(features) != manifest["features"]["checksum"]:
-        yield f"{features}: checksum differs from the manifest's, the file was changed or damaged"
-
-
-def _directory_problems(
-    run: ResolvedRun, identity: Identity, listener: Listener, budget: int
+def _group_problems(
+    run: ResolvedRun, group: str, identity: Identity, listener: Listener, budget: int
 ) -> Iterator[str]:
-    for group in run.groups:
-        folder = run.path / group
-        state = folder / "state.npz"
-        log = folder / "log.jsonl"
+    """Check the state, the log and the slots of a group of lanes; what keeps from reading the slots is raised."""
+    folder = run.path / group
+    arrays = checkpoint.read_arrays(
+        folder / "state.npz", ("log_bytes", "log_crc", "slots"), identity.part(group), whole=True
+    )
+    if arrays is None:
+        return  # not begun
+    if arrays["log_bytes"]:
+        checkpoint.check_log(folder / "log.jsonl", int(arrays["log_bytes"]), int(arrays["log_crc"]))
+    if not (folder / "dual").is_dir():
+        raise CheckpointError(
+            f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
+        )
+    slots, _ = run.open_slots(group, identity)
+    slots.restore(arrays["slots"])
+    needs = {
+        "costs of classes": run.problem.table_bytes,
+        "the largest part of the dual variables": int(slots.slot_bytes.max(initial=0)),
+    }
+    require(budget, needs)
+    for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
+        listener.progress(Progress("dual variables", chunk, slots.current.size, "chunks", ""))
         try:
-            names = ("log_bytes", "log_crc", "slots")
-            arrays = checkpoint.read_arrays(state, names, identity.part(group), whole=True)
-            if arrays is None:
-                continue  # not begun
-            if arrays["log_bytes"]:
-                checkpoint.check_log(log, int(arrays["log_bytes"]), int(arrays["log_crc"]))
-            if not (folder / "dual").is_dir():
-                raise CheckpointError(
-                    f"{folder / 'dual'}: the directory is missing; restore the run directory from a copy"
-                )
-            slots, _ = run.open_slots(group, identity)
-            slots.restore(arrays["slots"])
+            slots.check(chunk)
         except CheckpointError as error:
             yield str(error)
-            continue
-        needs = {
-            "costs of classes": run.problem.table_bytes,
-            "the largest part of the dual variables": int(slots.slot_bytes.max(initial=0)),
-        }
-        require(budget, needs)
-        for chunk in np.flatnonzero(slots.current != NO_SLOT).tolist():
-            listener.progress(Progress("dual variables", chunk, slots.current.size, "chunks", ""))
-            try:
-                slots.check(chunk)
-            except CheckpointError as error:
-                yield str(error)
