@@ -57,11 +57,6 @@ class Centre:
             start = stop
         yield rows[-1:] - (_exact_sums(np.concatenate(products)) - self.target) / bias
 
-    def stored_bias(self, w: np.ndarray, bias: float) -> np.ndarray:
-        """Return the bias's weights, (vectors,), that go with weights for stored values, of `w` for centred ones."""
-        *_, last = self.leave([w], bias)
-        return last[0]
-
     def describe(self) -> str:
         """Describe in a line what is centred."""
         features = (

@@ -93,7 +93,7 @@ class _Evaluation:
             return result | {
                 "mae": self.all["mae"],
                 "mse": self.all["mse"],
-                "r2": self.all.r2(),
+                "r2": None if np.isnan(r2 := self.all["r2"]) else r2,
                 "loss": loss if known else None,  # LIBLINEAR's text does not tell epsilon
                 "primal_objective": None if model.C is None else model.penalty() + model.C * total * loss,
             }

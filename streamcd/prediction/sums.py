@@ -42,13 +42,11 @@ class WeightedMeans:
         self.add(weight, loss=loss, mae=np.abs(error), mse=error**2, target=apart, square=apart**2)
 
     def __getitem__(self, name: str) -> float:
-        """Return a mean; nan without rows."""
+        """Return a mean, or ``r2``; nan without rows, and for R² where the targets are all the same."""
+        if name == "r2":
+            variance = self["square"] - self["target"] ** 2
+            return 1.0 - self["mse"] / variance if variance > 0.0 else np.nan
         return self._sums[name] / self.weight if self.weight else np.nan
-
-    def r2(self) -> float | None:
-        """Return R²; None where the targets are all the same."""
-        variance = self["square"] - self["target"] ** 2
-        return 1.0 - self["mse"] / variance if variance > 0.0 else None
 
 
 class RocArea:
@@ -104,10 +102,9 @@ class RocArea:
         if self._held:
             self._begin_bins(self._capacity)
         positives, negatives = self._sums
-        # scores come in descending order
-        first = np.cumsum(positives)
         n_pairs = float(positives.sum() * negatives.sum())
         if not n_pairs:
             return None
-        doubled = float((negatives * (2 * first - positives)).sum())
+        # scores come in descending order
+        doubled = float((negatives * (2 * np.cumsum(positives) - positives)).sum())
         return doubled / (2 * n_pairs), float((positives * negatives)[::2].sum() / (2 * n_pairs))

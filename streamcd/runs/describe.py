@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
-from ..core.files import Kind, Structure, read_metadata, release_lock, take_lock
+from ..core.files import Kind, read_metadata, release_lock, take_lock
 from ..core.storage import Location, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.staging import leftovers
@@ -154,25 +154,10 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     }
 
 
-class _OfFolds(Structure):
-    folds: list[float]
-    mean: float
-    accuracy: float = 0.0
-    auc: float = 0.0
-    auc_error: float = 0.0
-
-
-class _Scores(Structure):
-    scores: dict[str, _OfFolds]
-    best_C: float
-    best_l1: float
-    scored_by: str
-
-
 SCORES = Kind(
     "streamcd-scores",
     2,
-    _Scores,
+    dict[str, Any],
     CheckpointError,
     "remove it, and 'streamcd resume RUN' makes it again",
 )
@@ -184,7 +169,7 @@ def read_scores(path: Path) -> dict[str, Any] | None:
         content, _ = read_metadata(path / "scores.json", SCORES)
     except FileNotFoundError:
         return None
-    return {name: content[name] for name in _Scores.__struct_fields__}
+    return {name: content[name] for name in ("scores", "best_C", "best_l1", "scored_by")}
 
 
 def _read_states(part: Path) -> list[dict[str, np.ndarray]]:
@@ -230,10 +215,9 @@ def _largest(figures: np.ndarray) -> float | None:
 def _next_command(path: Path, config: RunConfig, state: dict[str, Any]) -> str:
     workers = " --workers N" if config.rounds is not None else ""
     if state["state"] == "converged" or state["stop_reason"] == "rounding":  # which no resuming mends
-        lists = {"-C C": config.options.C, "--l1 λ": config.options.l1} if config.scoring is None else {}
-        chosen = "".join(
-            f" {flag}" for flag, values in lists.items() if values is not None and len(values) > 1
-        )
+        chosen = ""
+        if config.scoring is None:
+            chosen = " -C C" * (len(config.options.C) > 1) + " --l1 λ" * (len(config.options.l1 or ()) > 1)
         return f"streamcd evaluate FILE {path}{chosen}"
     if state["state"] == "not converged":
         return (

@@ -4,7 +4,6 @@ without it, in one read.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
@@ -41,23 +40,21 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
     means = dict[Setting, float]()
     lacking = set[int]()
     error = 0.0
-    for setting, folds in sorted(measured.items()):
-        figures = dict[str, Any]()
-        for name in folds[0]:
-            by_fold = np.array([of_fold[name] for of_fold in folds], np.float64)
-            known = by_fold[~np.isnan(by_fold)]
-            if name == criterion:
-                lacking.update(np.flatnonzero(np.isnan(by_fold)) + 1)
-                by_fold = np.nan_to_num(by_fold)
-                means[setting] = float(by_fold.mean())
-                figures |= {"folds": by_fold.tolist(), "mean": means[setting]}
-            elif known.size:
-                figures[name] = float(known.mean())
-            if criterion == "auc" and name == "auc_error":
-                error = max(error, float(by_fold.max()))
+    for setting, figures in sorted(measured.items()):
+        if criterion == "auc":
+            error = max(error, *figures["auc_error"])
+        by_fold = np.array(figures.pop(criterion))
+        lacking.update(np.flatnonzero(np.isnan(by_fold)) + 1)
+        by_fold = np.nan_to_num(by_fold)
+        means[setting] = float(by_fold.mean())
+        known = {name: float(np.nanmean(of)) for name, of in figures.items() if not np.isnan(of).all()}
         short = f"{setting.C:g}"
         name_of_cost = short if float(short) == setting.C else repr(setting.C)
-        scores[setting.name if several else name_of_cost] = figures
+        scores[setting.name if several else name_of_cost] = {
+            "folds": by_fold.tolist(),
+            "mean": means[setting],
+            **known,
+        }
     if error:
         session.listener.message(
             f"{criterion} of each fold to ±{error:.1g}: the scores beyond the memory were counted in bins; exact with a "
@@ -80,10 +77,6 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
 
 _BYTES = 1 << 22  # of decisions at a time
 _AREAS_SHARE = 0.25  # of the budget, for scores of which areas under curves are computed
-
-
-Figures = dict[str, float | None]
-"""Scores by criterion, None or nan where there is none, and ``auc_error``, the bound on the error of an area."""
 
 
 class _Model:
@@ -122,14 +115,12 @@ class _Model:
             for (number, area), score in zip(self._areas.items(), scores, strict=True):
                 area.add(score, code == number, weight)
 
-    def figures(self) -> Figures:
-        """Return the scores."""
-        figures: Figures = {}
-        for name in self._criteria:
-            figures[name] = self._means.r2() if name == "r2" else self._means[name]
-            if name == "auc":
-                areas = [area for each in self._areas.values() if (area := each.area()) is not None]
-                figures["auc"], figures["auc_error"] = np.mean(areas or [(np.nan, 0.0)], axis=0).tolist()
+    def figures(self) -> dict[str, float]:
+        """Return the scores, nan where there is none, and ``auc_error``, the bound on the error of an area."""
+        figures = {name: self._means[name] for name in self._criteria}
+        if self._areas:
+            areas = [area for each in self._areas.values() if (area := each.area()) is not None]
+            figures["auc"], figures["auc_error"] = np.mean(areas or [(np.nan, 0.0)], axis=0).tolist()
         return figures
 
 
@@ -137,11 +128,13 @@ Fold = tuple[int, list[_Model], np.ndarray]
 """A fold, and the models of a group of lanes that were trained without it, with their w side by side."""
 
 
-def _score_folds(search: ResolvedRun, session: Session, criterion: str) -> dict[Setting, list[Figures]]:
+def _score_folds(
+    search: ResolvedRun, session: Session, criterion: str
+) -> dict[Setting, dict[str, list[float]]]:
     """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
 
-    Returns the `figures` of the models of each C and λ, by the fold that was held out; of two classes by AUC too, if its
-    scores fit in memory, or by accuracy beside AUC. Threads score blocks of rows.
+    Returns the `figures` of each C and λ, lists by the fold that was held out; of two classes AUC too, if its scores fit in
+    memory, or accuracy beside AUC. Threads score blocks of rows.
     """
     dataset = search.dataset
     problem = search.problem
@@ -158,21 +151,20 @@ def _score_folds(search: ResolvedRun, session: Session, criterion: str) -> dict[
         "weights": 2 * 8 * problem.n_features * n_vectors,
         "one chunk": chunk_bytes(dataset),
         "decisions": 2 * _BYTES,
-        "scores": least if criterion == "auc" else 0,
         "folds of rows": dataset.held_bytes,
         "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
     }
-    left = require(memory, needs, reserved=RUNNING_BYTES) + needs["scores"]
-    areas_bytes = min(max(int(_AREAS_SHARE * memory), least), left) if least else 0
-    if areas_bytes < least:
+    left = require(memory, needs, reserved=RUNNING_BYTES)
+    if least > left and criterion != "auc":
         session.listener.message(f"no auc: the scores of {n_models:,} models do not fit in the memory")
         criteria = [criterion]
-        areas_bytes = 0
-    left -= areas_bytes
-    make_room(memory, sum(needs.values()) + areas_bytes)
-    measured = defaultdict[Setting, list[Figures]](list)
+        least = 0
+    needs["scores"] = max(least, min(int(_AREAS_SHARE * memory), left)) if least else 0
+    left = require(memory, needs, reserved=RUNNING_BYTES)
+    make_room(memory, sum(needs.values()))
+    measured: dict[Setting, dict[str, list[float]]] = {}
     for group in search.groups:
-        folds = _read_folds(search, group, criteria, areas_bytes // n_models)
+        folds = _read_folds(search, group, criteria, needs["scores"] // n_models)
         n_columns = max(w.shape[1] for _, _, w in folds)
         n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
         score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
@@ -183,7 +175,8 @@ def _score_folds(search: ResolvedRun, session: Session, criterion: str) -> dict[
                 model.add(label, code, weight, of_model)
         for _, models, _ in folds:
             for model in models:
-                measured[model.setting].append(model.figures())
+                for name, figure in model.figures().items():
+                    measured.setdefault(model.setting, {}).setdefault(name, []).append(figure)
     return measured
 
 
@@ -196,7 +189,7 @@ def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory
     assert arrays is not None
     weights = arrays["w"]
     if search.centre is not None:
-        weights[-1] = search.centre.stored_bias(weights, problem.bias)
+        *_, weights[-1:] = search.centre.leave([weights], problem.bias)
     weights = weights.reshape(len(weights), len(first_lanes), -1)
     folds = []
     for number in sorted({lane.fold for lane in first_lanes}):
@@ -254,13 +247,13 @@ def with_folds(dataset: Dataset, cv: int, memory: int) -> tuple[Dataset, int]:
     if n_missing or len(distinct) < 2:
         wrong = f"{n_missing:,} rows without" if n_missing else f"{min(map(repr, distinct))} alone"
         raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {wrong}")
-    n_folds = len(distinct)
-    fold_of = {text: number for number, text in enumerate(sorted(distinct))}
-    if n_folds > _MOST_FOLDS:
-        n_folds = cv
-        fold_of = {text: crc32(text.encode()) % cv for text in distinct}
+    is_hashed = len(distinct) > _MOST_FOLDS
+    fold_of = {
+        text: crc32(text.encode()) % cv if is_hashed else number
+        for number, text in enumerate(sorted(distinct))
+    }
     parts = (coded_texts(array) for array in dataset.read_kept(name))
     folds = [np.array([fold_of[text] for text in texts], np.uint8)[codes] for texts, codes in parts]
     folded = copy(dataset)
     folded.use_folds(np.concatenate(folds))
-    return folded, n_folds
+    return folded, cv if is_hashed else len(distinct)
