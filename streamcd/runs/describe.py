@@ -115,8 +115,10 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     config = read_config(path)
     is_search = config.scoring is not None
     parts = {"folds": path / "folds", "training with the best C": path / "best"} if is_search else {"": path}
-    states = {name: read for name, part in parts.items() if (read := _read_states(part))}
-    state = _sum_up([*states.values()][-1] if states else [], has_model=is_model(path / "model"))
+    has_model = is_model(path / "model")
+    states = {name: _describe_state(part, has_model=has_model) for name, part in parts.items()}
+    begun = {name: of_part for name, of_part in states.items() if of_part["lanes"]}
+    state = [*(begun or states).values()][-1]
     if state["state"] == "unfinished":
         state["state"] = "interrupted"
         with suppress(OSError):
@@ -146,9 +148,13 @@ def describe_run(path: str | Path) -> dict[str, Any]:
         "workers": config.rounds is not None,
         "search": {"cv": config.folds, "scoring": config.scoring} if is_search else {},
         **state,
-        "parts": {name: _spent(of_part) for name, of_part in states.items() if is_search},
+        "parts": {
+            name: {"seconds": of_part["seconds"], "bytes_read": of_part["bytes_read"]}
+            for name, of_part in begun.items()
+            if is_search
+        },
         **(scores or {"best_C": None, "best_l1": None}),
-        "model": describe_model(path / "model") if is_model(path / "model") and not models else None,
+        "model": describe_model(path / "model") if has_model and not models else None,
         "models": models,
         "next": _next_command(path, config, state),
     }
@@ -172,15 +178,11 @@ def read_scores(path: Path) -> dict[str, Any] | None:
     return {name: content[name] for name in ("scores", "best_C", "best_l1", "scored_by")}
 
 
-def _read_states(part: Path) -> list[dict[str, np.ndarray]]:
-    """Read what describes lanes, time and bytes from the last checkpoints of the groups of lanes in a folder."""
-    files = [part / "state.npz", *sorted(part.glob("group-*/state.npz"))]
+def _describe_state(folder: Path, *, has_model: bool) -> dict[str, Any]:
+    """Sum up the last checkpoints of the groups of lanes in a folder; without one there are no lanes."""
+    files = [folder / "state.npz", *sorted(folder.glob("group-*/state.npz"))]
     read = (checkpoint.read_arrays(file, [*_LANE_ARRAYS, "seconds", "bytes_read"]) for file in files)
-    return [state for state in read if state is not None]
-
-
-def _sum_up(states: list[dict[str, np.ndarray]], *, has_model: bool) -> dict[str, Any]:
-    """Sum up the states of groups of lanes, none of a run that has no checkpoint yet."""
+    states = [state for state in read if state is not None]
     lanes = {
         name: np.concatenate([np.zeros(0, int), *(state[name] for state in states)]) for name in _LANE_ARRAYS
     }
@@ -196,12 +198,6 @@ def _sum_up(states: list[dict[str, np.ndarray]], *, has_model: bool) -> dict[str
         "violation": _largest(lanes["violation"]),
         "lanes": is_open.size,
         "open_lanes": int(is_open.sum()),
-        **_spent(states),
-    }
-
-
-def _spent(states: list[dict[str, np.ndarray]]) -> dict[str, Any]:
-    return {
         "seconds": sum((float(state["seconds"]) for state in states), 0.0),
         "bytes_read": sum(int(state["bytes_read"]) for state in states),
     }
