@@ -53,7 +53,8 @@ def _form(array: Array) -> str:
     """Describe shape and type of an array."""
     shape = " × ".join(str(axis) for axis in array.axes) or "scalar"
     dtype = np.dtype(array.dtype).name
-    return shape if dtype == "float64" else f"{shape}, {dtype}"
+    form = shape if dtype == "float64" else f"{shape}, {dtype}"
+    return f"{form}; in a read alone" if array.temporary else form
 
 
 def table() -> str:

@@ -114,13 +114,12 @@ class SlotStore:
         tag = self._read(chunk, slot, body)
         # another run, after as many checkpoints as it had time for, may have its state in the other slot
         other = self._read(chunk, 1 - slot, body) if tag is None else tag
+        path = self._paths[chunk]
         if self.identity is not None and other not in (None, self._tag):
-            self.identity.check(
-                other.hex(), self._paths[chunk]
-            )  # safety: identity::same_shape[dual-resident]
+            self.identity.check(other.hex(), path)  # safety: identity::same_shape[dual-resident]
         if tag is None:
             raise CheckpointError(
-                f"{self._paths[chunk]}: the state of chunk {chunk} is damaged or truncated; "
+                f"{path}: the state of chunk {chunk} is damaged or truncated; "
                 "restore the run directory from a copy, or train again with --force"
             )
         for array, read in zip(arrays, whole, strict=True):
