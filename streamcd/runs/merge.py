@@ -26,7 +26,6 @@ from ..dataset.schema import (
     INDICES_FILE,
     LISTED,
     SCALES_FILE,
-    norms_record,
 )
 from ..dataset.source_features import indices_of
 from ..dataset.staging import check_place, dataset_workplace
@@ -125,16 +124,12 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     first = datasets[0]
     manifests = [one.manifest for one in datasets]
     labels = LabelCounts(None if first.has_targets else {})
-    norms = []
     missing = Counter[str]()
     for manifest in manifests:
         ends = manifest.get("targets") or {"min": np.inf, "max": -np.inf}
         classes = manifest["classes"]
         counts = None if classes is None else dict(zip(classes, manifest["class_counts"], strict=True))
         labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
-        norm = manifest["row_norms"]
-        mean_square = np.nan if norm["mean_square"] is None else norm["mean_square"]
-        norms.append([norm["min"] or np.inf, norm["max"], mean_square, norm["n_empty"]])
         missing.update({use["column"]: use["missing"] or 0 for use in manifest.get("table") or ()})
     parts = [*_linked_parts(datasets, folder, listener)]
     features = named_features(_joined_statistics(datasets), indices_of(first), encoding_of(first))
@@ -145,7 +140,6 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
         **labels.manifest(None, targets=first.has_targets),
         **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
-        "row_norms": norms_record(norms, [one.n_rows for one in datasets]),
         "features": write_table(
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
         ),
@@ -162,7 +156,7 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     write_dataset(folder, parts, fields)
 
 
-_DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
+_DERIVED = ("row_norms", "seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
 
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
@@ -173,6 +167,9 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
     for table in FIRST_OF_ROWS:
         (folder / table).mkdir(parents=True)
     for dataset in datasets:
+        norms = dataset.manifest["row_norms"]
+        least = norms["min"] or np.inf
+        mean_square = np.nan if norms["mean_square"] is None else norms["mean_square"]
         chunks = dataset.read_chunk_table(dataset.path, dataset.manifest, False)
         for record, (start, stop) in zip(
             dataset.manifest["parts"], pairwise(dataset.shard_start), strict=True
@@ -181,7 +178,14 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
             for table, name in names.items():
                 _link(Path(str(dataset.path)) / record[table], folder / name)
             record = {**record, **names, "source": record.get("source", 0) + n_before}
-            yield Part(record, {name: column[start:stop] for name, column in chunks.items()})
+            n_empty = (
+                0 if start else norms["n_empty"]
+            )  # once: each part has the norms of all rows of its dataset
+            yield Part(
+                record,
+                {name: column[start:stop] for name, column in chunks.items()},
+                [least, norms["max"], mean_square, n_empty],
+            )
             number += 1
             listener.progress(Progress("merge", number, n_parts, "shards"))
         n_before += dataset.n_rows

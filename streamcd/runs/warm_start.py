@@ -22,7 +22,6 @@ import numpy as np
 
 from ..core.errors import CheckpointError, UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
-from ..dataset.centring import move_sums
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
 from ..kernels.loss_table import LOSSES, PLANES, SOLVERS
@@ -121,7 +120,6 @@ class WarmStart:
         self._fill(v, "centre_or_w_alpha" if accelerated else "w", self.vector_factors)
         if new.bias:
             v[-1] *= new.bias / old.bias
-            move_sums(v, self.old.centre, self.new.centre, new.bias)
         # of several folds the terms of the dual are a little larger: the estimates do without what they lack
         shares: dict[str, Any] = {"v_error": self.factors, "dual_sum": self.factors}
         if before_options.acceleration == self.new.config.options.acceleration == "auto":
@@ -132,9 +130,10 @@ class WarmStart:
                     lanes["earlier_moves"][:] = _SETTLED_MOVES
         for name, share in shares.items():
             lanes[name][:] = np.concatenate(self._saved(name))[self.sources].sum(axis=1) * share
-        # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read;
-        # C scales the costs of all rows but those that a plane is fitted to
+        # these and w(alpha) are the old run's unless alpha of its rows are gone, scaled by class, or in the midst of a read,
+        # or rows are centred otherwise; C scales the costs of all rows but those that a plane is fitted to
         whole = not scaled and np.count_nonzero(self.chunk_of >= 0) == self.old.dataset.n_chunks
+        whole &= self.old.centre is self.new.centre
         whole &= new.form != PLANES or bool((self.factors == 1.0).all())
         between_reads = not any(position[1] for position in self._saved("position"))
         lanes["phase"][:] = TRAIN if whole and between_reads else START
