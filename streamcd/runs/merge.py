@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -38,8 +38,6 @@ from ..dataset.writer import (
     write_table,
 )
 from ..models.encoding import CATEGORIES_FILE, encoding_of
-
-_SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, options: M
     10000
     """
     folder = local_path(dest, "a dataset to be written")
-    if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
+    if isinstance(datasets, str | os.PathLike):
         raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
     opened = [open_dataset(one) for one in datasets]
     if len(opened) < 2:
@@ -138,7 +136,6 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
         "n_features": max(one.n_features for one in datasets),
         "weighted": any(one.weighted for one in datasets),
         **labels.manifest(None, targets=first.has_targets),
-        **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
         "features": write_table(
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
@@ -156,7 +153,11 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     write_dataset(folder, parts, fields)
 
 
-_DERIVED = ("row_norms", "seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
+_DERIVED = (
+    *("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries", "row_norms"),
+    *("n_explicit_zeros", "n_underflows", "n_ignored"),
+)
+"""Fields that writing makes anew, or that tell of a conversion."""
 
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
