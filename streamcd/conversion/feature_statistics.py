@@ -102,12 +102,10 @@ def statistics_of(group: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
 
 def sums_of(columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
     """Return the sums (`SUMS`) from statistics over `n_rows` rows."""
-    mean = columns["mean"] * n_rows
-    mean_square = columns["mean_square"] * n_rows
-    group = np.empty(mean.size, SUMS)
+    group = np.empty(columns["feature"].size, SUMS)
     group["feature"] = columns["feature"]
-    sums = columns["n_entries"], mean, mean_square, columns["min"], columns["max"]
-    group["sums"] = np.stack(sums, axis=1)
+    totals = columns["mean"] * n_rows, columns["mean_square"] * n_rows
+    group["sums"] = np.stack([columns["n_entries"], *totals, columns["min"], columns["max"]], axis=1)
     return group
 
 

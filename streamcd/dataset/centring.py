@@ -66,17 +66,6 @@ class Centre:
         return " and ".join(filter(None, (features, targets)))
 
 
-def move_sums(v: SourceRows, old: Centre | None, new: Centre | None, bias: float) -> None:
-    """Turn ``Σ a_i (x_i - m)`` (n_features + 1, vectors), whose last row is ``bias Σ a_i``, into that of another m."""
-    none = np.zeros(0, np.int64)
-    features = np.union1d(*(none if centre is None else centre.features for centre in (old, new)))
-    change = np.zeros(features.size)
-    for sign, centre in ((1.0, old), (-1.0, new)):
-        if centre is not None:
-            change[np.searchsorted(features, centre.features)] += sign * centre.shifts
-    v[features] += change[:, None] * (v[-1] / bias)
-
-
 def find_centre(
     figures: Iterable[Mapping[str, np.ndarray]],
     shape: tuple[int, int],

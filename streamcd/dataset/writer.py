@@ -172,7 +172,7 @@ class Part(NamedTuple):
 
     record: dict[str, Any]
     chunks: dict[str, np.ndarray]
-    norms: Sequence[float] = ()  # see `schema.norms_record`; none of columns, or where they are known of all
+    norms: Sequence[float] = ()  # see `schema.norms_record`; none of columns
 
 
 class PartFiles:
@@ -291,16 +291,15 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Write the chunk table and, last, the manifest, whose fields are returned; every other file is there already.
 
-    `fields` are the manifest's, but for those that follow from the parts; their norms may be given.
+    `fields` are the manifest's, but for those that follow from the parts.
     """
     records = [part.record for part in parts]
     n_rows = [record["n_rows"] for record in records]
-    norms = {} if "row_norms" in fields else norms_record([part.norms for part in parts], n_rows)
     content = {
         "n_rows": sum(n_rows),
         "n_entries": sum(record["n_entries"] for record in records),
         "compression": compression,
-        **({"row_norms": norms} if norms else {}),
+        "row_norms": norms_record([part.norms for part in parts], n_rows),
         **fields,
         "data_digest": content_digest({"parts": [record["content"] for record in records]}),
         "parts": records,

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..conversion.feature_statistics import FeatureSums, LabelCounts, statistics_of, sums_of
+from ..conversion.feature_statistics import SUMS, FeatureSums, LabelCounts, statistics_of, sums_of
 from ..core.errors import UsageError, shortened
 from ..core.files import sync
 from ..core.options import Checked, Listener, ListenerOptions, Progress, replaces, takes
 from ..core.storage import local_path
-from ..dataset.arrow_columns import read_table
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.kept_columns import KEPT_FILE, join_kept
 from ..dataset.schema import (
@@ -26,9 +25,7 @@ from ..dataset.schema import (
     FIRST_OF_ROWS,
     INDICES_FILE,
     LISTED,
-    ROW_LAYOUT,
     SCALES_FILE,
-    norms_record,
 )
 from ..dataset.source_features import indices_of
 from ..dataset.staging import check_place, dataset_workplace
@@ -41,8 +38,6 @@ from ..dataset.writer import (
     write_table,
 )
 from ..models.encoding import CATEGORIES_FILE, encoding_of
-
-_SUMS = ("n_explicit_zeros", "n_underflows", "n_ignored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,100 +81,83 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, options: M
     10000
     """
     folder = local_path(dest, "a dataset to be written")
-    if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
+    if isinstance(datasets, str | os.PathLike):
         raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
     opened = [open_dataset(one) for one in datasets]
     if len(opened) < 2:
         raise UsageError(f"expected two datasets or more to merge, found {len(opened)}")
     inputs = [local_path(one.path, "a dataset whose shards are linked") for one in opened]
-    for other in opened[1:]:
-        _check_alike(opened[0], other)
+    first, *others = opened
+    for other in others:
+        found = _encoding(other)
+        for name, expected in _encoding(first).items():
+            if found[name] != expected:
+                dtype = f" --dtype {expected}" if name == "value_dtype" else ""
+                raise UsageError(
+                    f"{other.path}: {name.replace('_', ' ')} differs from that of {first.path}: expected "
+                    f"{shortened(str(expected), 61)}, found {shortened(str(found[name]), 61)}; convert it with --like "
+                    f"{first.path}{dtype}"
+                )
     check_place(folder, inputs, force=options.force)
     with dataset_workplace(folder, force=options.force) as work:
         _write(opened, work / "dataset", options.listener)
     return open_dataset(folder)
 
 
-def _check_alike(first: Dataset, other: Dataset) -> None:
-    """Refuse rows that are encoded in another way than those of the first dataset, with the first difference."""
-    a = first.manifest
-    b = other.manifest
-    names = ("index_base", "index_dtype", "value_dtype", "compact")
-    of: dict[str, tuple[Any, ...]] = {
-        **{name.replace("_", " "): (a.get(name), b.get(name)) for name in names},
-        "scaling": (first.scaling, other.scaling),
-        "kind of labels": tuple("targets" if one.has_targets else "classes" for one in (first, other)),
-        "class names": (a.get("class_names"), b.get("class_names")),
-        "columns kept beside the rows": (first.kept, other.kept),
-        "encoding of the table": (a.get("encoding"), b.get("encoding")),
+def _encoding(dataset: Dataset) -> dict[str, Any]:
+    """Return all that has to be alike where rows are merged."""
+    manifest = dataset.manifest
+    names = ("index_base", "index_dtype", "value_dtype", "compact", "scaling", "class_names", "encoding")
+    records = {name: manifest.get(name) or {} for name in ("categories", "indices")}
+    return {
+        "kind_of_labels": "targets" if dataset.has_targets else "classes",
+        **{name: manifest.get(name) for name in names},
+        **{name: record.get("content") or record.get("checksum") for name, record in records.items()},
+        "number_of_features": manifest.get("encoding") and dataset.n_features,
     }
-    for name, file in (("categories", CATEGORIES_FILE), ("indices of the features", INDICES_FILE)):
-        records: list[Any] = [one.manifest.get(LISTED[file]) for one in (first, other)]
-        if all(records):
-            of[name] = tuple(record.get("content") or record["checksum"] for record in records)
-    if a.get("encoding") is not None:
-        of["number of features"] = (first.n_features, other.n_features)
-    for name, (expected, found) in of.items():
-        if expected != found:
-            dtype = f" --dtype {expected}" if name == "value dtype" else ""
-            raise UsageError(
-                f"{other.path}: {name} differs from that of {first.path}: expected {shortened(str(expected), 61)}, found "
-                f"{shortened(str(found), 61)}; convert it with --like {first.path}{dtype}"
-            )
 
 
 def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> None:
     """Write the dataset of all rows to a new directory."""
     first = datasets[0]
     manifests = [one.manifest for one in datasets]
-    n_rows = [one.n_rows for one in datasets]
     labels = LabelCounts(None if first.has_targets else {})
-    for one in manifests:
-        ends = one.get("targets") or {"min": np.inf, "max": -np.inf}
-        classes = one["classes"]
-        counts = None if classes is None else dict(zip(classes, one["class_counts"], strict=True))
+    missing = Counter[str]()
+    for manifest in manifests:
+        ends = manifest.get("targets") or {"min": np.inf, "max": -np.inf}
+        classes = manifest["classes"]
+        counts = None if classes is None else dict(zip(classes, manifest["class_counts"], strict=True))
         labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
+        missing.update({use["column"]: use["missing"] or 0 for use in manifest.get("table") or ()})
     parts = [*_linked_parts(datasets, folder, listener)]
-    norms = [
-        [
-            of["min"] or np.inf,
-            of["max"],
-            np.nan if of["mean_square"] is None else of["mean_square"],
-            of["n_empty"],
-        ]
-        for of in (manifest["row_norms"] for manifest in manifests)
-    ]
     features = named_features(_joined_statistics(datasets), indices_of(first), encoding_of(first))
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
         "n_features": max(one.n_features for one in datasets),
         "weighted": any(one.weighted for one in datasets),
         **labels.manifest(None, targets=first.has_targets),
-        **{name: sum(manifest.get(name, 0) for manifest in manifests) for name in _SUMS},
         "source": [source for manifest in manifests for source in manifest.get("source", ())],
-        "row_norms": norms_record(norms, n_rows),
-        "compression": " or ".join(dict.fromkeys(one["compression"] for one in manifests)),
         "features": write_table(
             folder / "features.parquet", FEATURES, features, ascending=("feature", "index")
         ),
     }
-    if first.manifest.get("table"):  # the uses of its columns, with the missing values of all that tell them
-        missing = Counter[str]()
-        for manifest in manifests:
-            for use in manifest.get("table") or ():
-                missing[use["column"]] += use["missing"] or 0
-        fields["table"] = [{**use, "missing": missing[use["column"]]} for use in first.manifest["table"]]
+    if fields.get("table"):  # the uses of its columns, with the missing values of all that tell them
+        fields["table"] = [{**use, "missing": missing[use["column"]]} for use in fields["table"]]
     for name in (SCALES_FILE, CATEGORIES_FILE, INDICES_FILE):
         if fields.get(LISTED[name]):
             _link(Path(str(first.path)) / name, folder / name)
     if fields.get("kept"):
         join_kept([one.file(KEPT_FILE) for one in datasets], folder / KEPT_FILE)
         fields["kept"] = file_record(folder / KEPT_FILE)
-    sync(*(folder / part.record[table] for part in parts for table in FIRST_OF_ROWS))
+    sync(*folder.rglob("*.parquet"))
     write_dataset(folder, parts, fields)
 
 
-_DERIVED = ("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries")
+_DERIVED = (
+    *("seal", "fingerprint", "format", "format_version", "streamcd", "n_rows", "n_entries", "row_norms"),
+    *("n_explicit_zeros", "n_underflows", "n_ignored"),
+)
+"""Fields that writing makes anew, or that tell of a conversion."""
 
 
 def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Iterator[Part]:
@@ -190,16 +168,25 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
     for table in FIRST_OF_ROWS:
         (folder / table).mkdir(parents=True)
     for dataset in datasets:
-        chunks = read_table(
-            dataset.file("chunks.parquet"), dataset.manifest["chunks"]["checksum"], ROW_LAYOUT.remedy
-        )
-        ends = np.searchsorted(chunks.pop("part"), np.arange(dataset.n_shards + 1))
-        for record, (start, stop) in zip(dataset.manifest["parts"], pairwise(ends), strict=True):
+        norms = dataset.manifest["row_norms"]
+        least = norms["min"] or np.inf
+        mean_square = np.nan if norms["mean_square"] is None else norms["mean_square"]
+        chunks = dataset.read_chunk_table(dataset.path, dataset.manifest, False)
+        for record, (start, stop) in zip(
+            dataset.manifest["parts"], pairwise(dataset.shard_start), strict=True
+        ):
             names = part_names(number)
             for table, name in names.items():
                 _link(Path(str(dataset.path)) / record[table], folder / name)
             record = {**record, **names, "source": record.get("source", 0) + n_before}
-            yield Part(record, {name: column[start:stop] for name, column in chunks.items()})
+            n_empty = (
+                0 if start else norms["n_empty"]
+            )  # once: each part has the norms of all rows of its dataset
+            yield Part(
+                record,
+                {name: column[start:stop] for name, column in chunks.items()},
+                [least, norms["max"], mean_square, n_empty],
+            )
             number += 1
             listener.progress(Progress("merge", number, n_parts, "shards"))
         n_before += dataset.n_rows
@@ -215,21 +202,18 @@ def _link(source: Path, target: Path) -> None:
 def _joined_statistics(datasets: Sequence[Dataset]) -> Iterator[dict[str, np.ndarray]]:
     """Yield the statistics of the features over the rows of all datasets, a block of those that occur after the other."""
     n_rows = sum(one.n_rows for one in datasets)
-    streams = [one.read_features() for one in datasets]
-    blocks = [next(stream, None) for stream in streams]
-    while waiting := [block["feature"] for block in blocks if block is not None]:
-        stop = min(int(feature[-1]) for feature in waiting) + 1
-        feature = np.unique(np.concatenate([feature[feature < stop] for feature in waiting]))
+    streams = [map(sums_of, one.read_features(), repeat(one.n_rows)) for one in datasets]
+    blocks = [next(stream, np.empty(0, SUMS)) for stream in streams]
+    while stop := min((int(block["feature"][-1]) + 1 for block in blocks if block.size), default=0):
+        cut = [np.split(block, np.searchsorted(block["feature"], [stop])) for block in blocks]
+        feature = np.unique(np.concatenate([part["feature"] for part, _ in cut]))
         sums = FeatureSums(0, feature.size)
-        for number, dataset in enumerate(datasets):
-            if (block := blocks[number]) is None:
-                continue
-            n = int(np.searchsorted(block["feature"], stop))
-            part = sums_of({name: column[:n] for name, column in block.items()}, dataset.n_rows)
+        for part, _ in cut:
             part["feature"] = np.searchsorted(feature, part["feature"])
             sums.add_sums(part)
-            rest = {name: column[n:] for name, column in block.items()}
-            blocks[number] = rest if rest["feature"].size else next(streams[number], None)
         for group in sums.groups():
             group["feature"] = feature[group["feature"]]
             yield statistics_of(group, n_rows)
+        blocks = [
+            rest if rest.size else next(stream, rest) for (_, rest), stream in zip(cut, streams, strict=True)
+        ]

@@ -40,7 +40,7 @@ from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
 from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
-from .warm_start import WarmStart, previous_run, start_from
+from .warm_start import WarmStart, previous_run
 
 
 @takes(TrainOptions)
@@ -355,7 +355,7 @@ def _make_loop(
         session = replace(session, stage=session.stage + several)
     of_solver = SolverOptions(options.method, config.seed, options.omega, options.acceleration, config.plan)
     solver = solver_class(lanes, options.method)(lanes, training.dataset, of_solver)
-    warm_start = None if previous is None else previous.subset(numbers)
+    warm_start = None if previous is None else replace(previous, lanes=numbers)
     loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:
         return Loop(*loop)
@@ -422,8 +422,10 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     session.listener.message(f"best {best_text(scored)}, mean {scoring} {mean}; training on all rows")
 
     part = directory.part("best")
+    start = str(folds.path.resolve())  # again when resumed: the directory may have been moved
     if (part.path / "config.json").exists():
-        config = replace(read_config(part.path), rule=config.rule, dataset=config.dataset)
+        begun = read_config(part.path)
+        config = replace(begun, rule=config.rule, dataset=config.dataset, start_from=start)
     else:
         options = replace(config.options, C=(best.C,), l1=best.l1 or None)
         groups = plan_groups(options, search.dataset, Resources(config.memory), 0)
@@ -434,10 +436,10 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
             n_groups=groups.number,
             folds=0,
             scoring=None,
-            start_from=str(folds.path.resolve()),
+            start_from=start,
         )
     on_all_rows = reopen(part.path, config, search.dataset)
     part.write_config(asdict(config))
-    previous = start_from(training, on_all_rows)
+    previous = previous_run(on_all_rows, [])
     result = train_run(part, on_all_rows, session, previous, model_path=directory.model_path)
     return TuneResult(**asdict(result), **scored, folds=summary)
