@@ -154,9 +154,9 @@ def test_without_room_for_scores_twice_primal_training_is_plain_and_says_so(tmp_
     data.n_rows = 10**9
     for memory, expected in ((27, "auto"), (22, "none")):
         asked = TrainOptions(method="primal", memory=memory * 10**9)
-        run = resolve(asked, data)
-        notes += run.notes
-        assert run.config.options.acceleration == expected
+        config, more = resolve(asked, data)
+        notes += more
+        assert config.options.acceleration == expected
     assert sum("without acceleration" in line and "scores" in line for line in notes) == 1
 
 

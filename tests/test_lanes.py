@@ -15,7 +15,7 @@ import streamcd
 from streamcd import Dataset, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.dataset.dataset import assign_folds
-from streamcd.runs.config import memory_of, problem_of
+from streamcd.runs.config import memory_with_centring, problem_of
 from streamcd.runs.options import ProblemOptions
 from streamcd.solvers.problem import make_problem
 
@@ -243,5 +243,5 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch.setattr(
         "streamcd.solvers.primal.PrimalSolver.__init__", lambda *asked, **more: pytest.fail("made")
     )
-    memory = memory_of(options, problem, dataset)
+    memory = memory_with_centring(options, problem, dataset)
     assert memory.weights > 3 * 8 * 600 * 600

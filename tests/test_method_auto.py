@@ -40,6 +40,28 @@ def test_narrow_regression_is_trained_by_newton_unless_an_option_is_of_dual_alon
     assert read_config(tmp_path / "run")["options"]["method"] == method
 
 
+@pytest.mark.filterwarnings("ignore::streamcd.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({}, "newton"),
+        ({"l1": np.geomspace(1.0, 8.0, 8)}, "working-set"),
+        ({"code": np.resize([1, -1, -1], (4, 8))}, "working-set"),
+        ({"C": 1.0, "cv": 4}, "working-set"),
+    ],
+)
+def test_matrices_of_all_lanes_take_at_most_an_eighth_of_the_memory(
+    tmp_path: Path, options: dict[str, Any], method: str
+) -> None:
+    """Several λ, columns of a code matrix, and folds were not counted."""
+    x = np.random.default_rng(0).standard_normal((60, 400))
+    data = streamcd.convert((x, np.arange(60) % 4), tmp_path / "data")
+    streamcd.make_columns(data)
+    train = streamcd.tune if "cv" in options else streamcd.train
+    train(data, tmp_path / "run", penalty="l1", memory="300MB", max_passes=1, **options)
+    assert read_config(tmp_path / "run")["options"]["method"] == method
+
+
 @pytest.mark.parametrize(
     ("loss", "rows", "features", "entries", "C_mean_square", "expected"),
     [
@@ -62,3 +84,10 @@ def test_few_reads_count_for_more_where_data_are_streamed() -> None:
     sizes = 50_000, 23, 650_000, 1.5
     assert not newton_is_faster("squared_hinge", *sizes, 1e-3, is_streamed=False)
     assert newton_is_faster("squared_hinge", *sizes, 1e-3, is_streamed=True)
+
+
+def test_a_gap_of_0_takes_the_most_passes_in_the_estimate() -> None:
+    """It was taken for 1e-3."""
+    sizes = 50_000, 14, 650_000, 100.0
+    faster = [newton_is_faster("log_loss", *sizes, tol, is_streamed=False) for tol in (1e-3, 0.0)]
+    assert faster == [False, True]

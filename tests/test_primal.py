@@ -113,7 +113,7 @@ def test_scores_that_do_not_fit_are_refused_in_favour_of_the_dual(tmp_path: Path
     """18 bytes a row with one lane, without acceleration."""
     dataset = columns_of(tmp_path / "data", random_rows())
     dataset.n_rows = 10**9
-    assert resolve(TrainOptions(method=method, memory="20GB"), dataset).config.plan.window_entries
+    assert resolve(TrainOptions(method=method, memory="20GB"), dataset)[0].plan.window_entries
     with pytest.raises(BudgetError, match=r"18 GB rows .* = 18\.\d GB needed; .*method=\"dual\"") as refusal:
         train(dataset, tmp_path / "run", method=method, memory="10GB")
     assert "\n" not in str(refusal.value)

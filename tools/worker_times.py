@@ -96,8 +96,9 @@ def memory_for(data: Dataset, workers: int | None = None, **options: Any) -> tup
 
 
 def _plan(data: Dataset, memory: float, workers: int | None, options: dict[str, Any]) -> Plan:
-    asked = TrainOptions(memory=int(memory), method="dual", **options)
-    return resolve(asked, data, workers)[0].plan
+    scheduler = None if workers is None else "tcp://none"
+    asked = TrainOptions(memory=int(memory), method="dual", scheduler=scheduler, **options)
+    return resolve(asked, data)[0].plan
 
 
 @dataclass

@@ -191,7 +191,7 @@ class Option:
     least : int
         The least number that it may be.
     default_is : str
-        What None, or a default that is computed, stands for.
+        What None, or a default that is computed, stands for. It is only shown: the code that resolves None has the value.
     bare : str, optional
         What the command line takes where the option is given without a value, if it may be.
     is_common : bool

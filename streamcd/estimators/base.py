@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..core.errors import ConvergenceWarning, UsageError, counted
-from ..core.memory_budget import parse_size
 from ..core.options import COMPILING, Listener, Progress, SharedWork, listening, warn_once
 from ..core.parallel import Threads, available_cores
 from ..dataset.dataset import Dataset, open_dataset
@@ -233,13 +232,13 @@ class LinearModel(BaseEstimator):
         """
         from ..conversion.transpose import make_columns
         from ..dataset.column_layout import has_columns
-        from ..runs.options import ProblemOptions
+        from ..runs.options import TrainOptions
         from ..runs.resolve import reads_columns
         from ..runs.run import resume, train
 
         options = self._options_of_run(dataset)
-        problem = ProblemOptions(**self._problem_options(dataset))
-        if not has_columns(dataset) and reads_columns(problem, dataset, parse_size(self.memory)):
+        choice = TrainOptions(memory=self.memory, **self._problem_options(dataset))
+        if not has_columns(dataset) and reads_columns(choice, dataset):
             make_columns(dataset, memory=self.memory, listener=listener)
         rule: dict[str, Any] = {"tol": self.tol, "max_passes": self._most_passes(), "listener": listener}
         temporary = tempfile.TemporaryDirectory(prefix="streamcd-")

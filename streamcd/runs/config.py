@@ -147,7 +147,7 @@ def problem_of(
 ) -> Problem:
     """Lay out all lanes of options that are resolved; refused if they do not fit in the budget `memory`."""
     l1 = (0.0,) if options.penalty == "l2" else options.l1 or (1.0,)
-    l2 = 0.0 if options.penalty == "l1" else 1.0 if options.l2 is None else float(options.l2)
+    l2 = 0.0 if options.penalty == "l1" else options.l2 or 1.0
     parameter = LOSSES[options.loss].parameter
     bias = float(options.bias)
     if options.unpenalized_bias and bias > 0.0 and options.method == "dual":
@@ -170,7 +170,7 @@ def problem_of(
         free_bias=options.unpenalized_bias,
         l1=l1,
         l2=l2,
-        ridge=1.0 if options.ridge is None else options.ridge,
+        ridge=options.ridge or 1.0,
         slack=options.slack or "hinge",
         parameter=None if parameter is None else getattr(options, parameter.name),
         memory=memory,
@@ -199,8 +199,8 @@ def class_factors(weights: Any, dataset: Dataset) -> np.ndarray:
     return factors
 
 
-def memory_of(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> SolverMemory:
-    """Compute the memory of the solver of some lanes, with the shifts of features where they are centred."""
+def memory_with_centring(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> SolverMemory:
+    """Compute the memory of the solver of some lanes, and of the shifts of features where they are centred."""
     of_solver = SolverOptions(options.method, acceleration=options.acceleration)
     memory = solver_class(lanes, options.method).memory_of(lanes, dataset, of_solver)
     if not memory.layout.centred or dataset.centre is None:
@@ -223,7 +223,7 @@ class ResolvedRun:
     def open_slots(self, group: str, identity: Identity) -> tuple[SlotStore, Any]:
         """Open the dual variables of a group's rows, not yet those of a checkpoint; also returns the layout of a row."""
         lanes = self.problem.subset(self.groups[group])
-        layout: Any = memory_of(self.config.options, lanes, self.dataset).layout
+        layout: Any = memory_with_centring(self.config.options, lanes, self.dataset).layout
         folder = self.path / group / "dual"
         return SlotStore(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
 
@@ -242,7 +242,6 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
         groups = {"": lanes}
         if config.n_groups > 1:
             groups = {f"group-{start // size:02d}": lanes[start : start + size] for start in lanes[::size]}
-        memory_of(config.options, problem.subset(lanes[:size]), dataset)
     except UsageError as error:
         raise _damaged(path, error) from None
     return ResolvedRun(path, config, dataset, problem, groups, dataset.centre if config.centred else None)

@@ -49,17 +49,16 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     from ..dataset.column_layout import has_columns, open_columns
     from ..dataset.diagnostics import advice, feature_rms
     from ..models.encoding import first_feature_names
-    from .resolve import BIAS_BY_SOURCE, Resources, choose_method, labels_of_a_target
+    from .resolve import BIAS_BY_SOURCE, choose_method, labels_of_a_target
 
     bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
     loss = DEFAULT_LOSS_OF_TARGETS if dataset.has_targets else DEFAULT_LOSS
-    options = ProblemOptions(loss=loss, bias=bias)
-    resources = Resources(int(TrainOptions().memory))
+    options = TrainOptions(loss=loss, bias=bias)
     n_labels = 0 if dataset.classes is None else dataset.classes.size
     method = "none"
     method_because = "training needs two classes"
     if n_labels > 1 or dataset.has_targets:
-        method, method_because = choose_method(options, dataset, resources)
+        method, method_because = choose_method(options, dataset)
     notes = []
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
@@ -74,7 +73,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
     by_l1 = replace(options, penalty="l1")
-    if dataset.has_targets and not has_all and choose_method(by_l1, dataset, resources)[0] == "working-set":
+    if dataset.has_targets and not has_all and choose_method(by_l1, dataset)[0] == "working-set":
         notes.append(
             f"--penalty l1 takes the column layout for this many features: 'streamcd columns {dataset.path}' makes it"
         )

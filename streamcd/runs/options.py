@@ -36,13 +36,14 @@ from ..kernels.loss_table import (
     SLACKS,
     SOLVERS,
     LossParameter,
-    methods_for,
 )
 
 MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
 DEFAULT_LOSS_OF_TARGETS = "squared_error"
+DEFAULT_TOL = 1e-3
+WORKER_TIMEOUT = 300.0  # seconds
 
 _MOST = 1e60  # of a bias, a cost or a strength: the squares stay finite
 
@@ -319,7 +320,7 @@ class ProblemOptions(_LossParameters, Checked):
             self._check_loss()
 
     def _check_loss(self) -> None:
-        """Refuse options that the loss does not have, and give its parameter the default."""
+        """Refuse options that the loss, or the method named, does not have; give the loss's parameter its default."""
         loss = LOSSES[self.loss]
         for name, parameter in PARAMETERS.items():
             value = getattr(self, name)
@@ -333,16 +334,25 @@ class ProblemOptions(_LossParameters, Checked):
                 raise UsageError(f"{name} is for {losses}, not for {self.loss}; leave it out")
         if loss.form != PLANES and (self.ridge is not None or self.slack is not None):
             raise UsageError(f"ridge and slack are options of the loss twin, not of {self.loss}")
-        if self.method not in ("auto", *methods_for(self.loss)):
-            known = " or ".join(methods_for(self.loss))
+        if loss.form == PLANES and self.l2 is not None:
             raise UsageError(
-                f"no solver for {self.loss} by method {self.method}; {self.loss} is trained by {known}"
+                f"--l2 is not for {self.loss}, found {self.l2:g}; --ridge is the strength of its penalty"
             )
-        penalised = list(dict.fromkeys(entry.loss for entry in SOLVERS.values() if entry.takes_l1))
-        if self.penalty != "l2" and self.loss not in penalised:
+        if loss.form == PLANES and self.unpenalized_bias:
             raise UsageError(
-                f"no method trains {self.loss} with --penalty {self.penalty}; expected {' or '.join(penalised)}, or "
-                "--penalty l2"
+                f"--unpenalized-bias is not for {self.loss}; give --bias a larger value, which is penalised less"
+            )
+        has_l1 = self.penalty != "l2"
+        entries = [entry for entry in SOLVERS.values() if entry.takes_l1 or not has_l1]
+        methods = [entry.method for entry in entries if entry.loss == self.loss]
+        penalty = f" with --penalty {self.penalty}" if has_l1 else ""
+        if not methods:
+            losses = " or ".join(dict.fromkeys(entry.loss for entry in entries))
+            raise UsageError(f"no method trains {self.loss}{penalty}; expected {losses}, or --penalty l2")
+        if self.method not in ("auto", *methods):
+            known = " or ".join(methods)
+            raise UsageError(
+                f"no solver for {self.loss} by method {self.method}{penalty}; it is trained by {known}"
             )
         if self.omega != 1.0 and self.method != "auto" and not SOLVERS[self.loss, self.method].relaxes:
             raise UsageError(
@@ -414,7 +424,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         None,
         "Stop at this relative duality gap, (primal - dual) / max(|primal|, 1e-9 P(0)), P(0) being the objective with all "
         "weights 0.",
-        default_is="1e-3",
+        default_is=f"{DEFAULT_TOL:g}",
     )
     eps: float | None = option(
         None,
@@ -464,7 +474,7 @@ class TrainOptions(ProblemOptions, SessionOptions):
         None,
         "With workers: exclude one that has not responded for this time; others take over its shards.",
         metavar="TIME",
-        default_is="300s",
+        default_is=f"{WORKER_TIMEOUT:g}s",
         section=Section.PROCESSORS,
     )
     threads: int | None = option(
@@ -499,6 +509,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
             raise UsageError(
                 "--tol and -e exclude each other: stop by the relative gap, or by LIBLINEAR's rule"
             )
+        if self.tol is None and self.eps is None:
+            self._set(tol=DEFAULT_TOL)
         if self.workers == 1:  # this process alone
             self._set(workers=None)
         self._set(memory=parse_size(self.memory))
@@ -508,8 +520,8 @@ class TrainOptions(ProblemOptions, SessionOptions):
 
             n_entries, n_rows = self.plan
             self._set(plan=Plan(n_entries, n_rows, resident=False))
-        for name in ("checkpoint_every", "max_seconds", "worker_timeout"):
-            self._set(**{name: seconds(name, getattr(self, name))})
+        times = ("checkpoint_every", "max_seconds", "worker_timeout")
+        self._set(**{name: seconds(name, getattr(self, name)) for name in times})
         if self.start_from is not None:
             self._set(start_from=str(local_path(self.start_from, "a run to start from").resolve()))
 
@@ -549,12 +561,9 @@ class TuneOptions(TrainOptions):
     plan: Any = None
 
     def __post_init__(self) -> None:
-        has_none = self.C is None
-        if has_none:
-            self._set(C=1.0)
+        if self.C is None:
+            self._set(C=(0.01, 0.1, 1.0, 10.0) if len(set(_numbers(self.l1))) == 1 else 1.0)
         super().__post_init__()
-        if has_none and len(self.l1 or ()) < 2:
-            self._set(C=(0.01, 0.1, 1.0, 10.0))
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")
         self._set(C=tuple(sorted(set(self.C))))

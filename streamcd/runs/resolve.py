@@ -27,28 +27,23 @@ from .config import (
     ResolvedRun,
     RunConfig,
     SharedRounds,
-    memory_of,
+    memory_with_centring,
     problem_of,
     read_config,
     versions,
 )
-from .options import DEFAULT_LOSS, DEFAULT_LOSS_OF_TARGETS, NO_BIAS, ProblemOptions, TrainOptions, TuneOptions
-
-WORKER_TIMEOUT = 300.0
-"""Seconds; the default of `worker_timeout`."""
-
-
-class Resources(NamedTuple):
-    """Resources of a training: `workers` as of `resolve`, and a plan that is given."""
-
-    memory: int
-    workers: int | None = None
-    plan: Plan | None = None
+from .options import (
+    DEFAULT_LOSS,
+    DEFAULT_LOSS_OF_TARGETS,
+    NO_BIAS,
+    WORKER_TIMEOUT,
+    ProblemOptions,
+    TrainOptions,
+    TuneOptions,
+)
 
 
-def resolve(
-    options: TrainOptions, dataset: Dataset, workers: int | None = None
-) -> tuple[RunConfig, list[str]]:
+def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[str]]:
     """Make the configuration of a new run, and notes on what was chosen; refused where options do not go together or fit.
 
     Parameters
@@ -56,11 +51,8 @@ def resolve(
     options : TrainOptions
     dataset : Dataset
         With the folds of a search.
-    workers : int, optional
-        Processes of this machine that share the memory; 0 for those of a cluster, each of which has all of it. By default
-        this process trains alone.
     """
-    resources = Resources(int(options.memory), workers, options.plan)
+    workers = options.n_workers
     start = None if options.start_from is None else read_config(Path(options.start_from))
     folds = options.cv if isinstance(options, TuneOptions) else 0
     choices = []
@@ -81,53 +73,48 @@ def resolve(
         bias_because = "that of the run it starts from"
     elif bias == "auto":
         bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
-    given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
-    problem = ProblemOptions(**given | {"loss": loss, "bias": float(bias)})
+    options = replace(options, loss=loss, bias=float(bias))
 
     # the method
     because = ""
-    if problem.method == "auto" and start is not None and problem.penalty == "l2":
-        by_newton = start.options.method == "newton" and "newton" in methods_for(problem.loss)
-        problem = replace(problem, method="newton" if by_newton else "dual")
-    elif (
-        problem.method == "auto"
-        and problem.penalty == "l2"
-        and any((problem.omega != 1.0, problem.acceleration != "auto", options.eps is not None))
-    ):
-        problem = replace(problem, method="dual")  # these are options of its steps
-    elif problem.method == "auto":
-        method, because = choose_method(problem, dataset, resources, folds, options.tol or 1e-3)
-        problem = replace(problem, method=method)
-    solver = SOLVERS[problem.loss, problem.method]
-    choices.append(f"method {problem.method}{because and f': {because}'}")
+    if options.method == "auto":
+        method, because = choose_method(options, dataset, folds, start)
+        options = replace(options, method=method)
+    solver = SOLVERS[options.loss, options.method]
+    choices.append(f"method {options.method}{because and f': {because}'}")
     if workers is not None:
-        _check_workers(options, problem)
+        _check_workers(options)
     elif options.worker_timeout is not None:
         raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
 
     # acceleration
-    if because := _why_plain(problem, options.eps):
-        if problem.acceleration != "auto":
-            raise UsageError(f"acceleration {problem.acceleration:g}: {because}; leave it at auto or none")
+    if because := _why_plain(options):
+        if options.acceleration != "auto":
+            raise UsageError(f"acceleration {options.acceleration:g}: {because}; leave it at auto or none")
         if solver.accelerates:
             choices.append(f"without acceleration: {because}")
-        problem = replace(problem, acceleration="none")
+        options = replace(options, acceleration="none")
     choices.append(f"bias {'none' if float(bias) < 0 else f'{bias:g}'}: {bias_because}")
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
+    sizes = dataset, int(options.memory), folds, workers
     try:
-        groups = plan_groups(problem, dataset, resources, folds)
+        groups = plan_groups(options, *sizes)
     except BudgetError:
-        if problem.acceleration == "none":
+        if options.acceleration == "none":
             raise
-        problem = replace(problem, acceleration="none")
-        groups = plan_groups(problem, dataset, resources, folds)
+        options = replace(options, acceleration="none")
+        groups = plan_groups(options, *sizes)
         scores = " and one of the scores'" if solver.layout == "columns" else ""
         notes.append(
             f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
             f"{format_size(groups.memory)}"
         )
+    if options.plan is not None:
+        problem = problem_of(options, dataset, folds=folds)
+        check_holding(options.plan, dataset, memory_with_centring(options, problem, dataset))
+        groups = groups._replace(number=1, plan=options.plan)
     if workers is not None:
         notes.append(describe_worker_budget(groups.memory))
     elif not groups.plan.resident:
@@ -139,21 +126,19 @@ def resolve(
             f"they are trained in {groups.number} groups, one after another, each with reads of its own"
         )
 
-    tol = 1e-3 if options.tol is None and options.eps is None else options.tol
-    rule = StopRule(tol, options.eps, options.max_passes)
     rounds = None
     if workers is not None:
         timeout = WORKER_TIMEOUT if options.worker_timeout is None else float(options.worker_timeout)
-        rounds = SharedRounds(timeout, resources.memory if workers else None)
-    centre = dataset.centre if problem.unpenalized_bias else None
+        rounds = SharedRounds(timeout, int(options.memory) if workers else None)
+    centre = dataset.centre if options.unpenalized_bias else None
     config = RunConfig(
         dataset=str(dataset.path.resolve()),
         fingerprint=dataset.fingerprint,
-        options=problem,
+        options=ProblemOptions(**{one.name: getattr(options, one.name) for one in fields(ProblemOptions)}),
         memory=groups.memory,
         plan=groups.plan,
         n_groups=groups.number,
-        rule=rule,
+        rule=StopRule(options.tol, options.eps, options.max_passes),
         checkpoint_every=float(options.checkpoint_every),
         seed=int(options.seed),
         versions=versions(),
@@ -256,8 +241,7 @@ BIAS_BY_SOURCE = {
 # Method
 #
 # The dual method, accelerated, needs the fewest passes on wide data, and no second layout. Newton's method needs fewer reads
-# of narrow data, and keeps no dual variables on disk, but each takes longer: it is chosen by an estimate of the time
-# (`newton_is_faster`), on workers, and where rows are long.
+# of narrow data, and keeps no dual variables on disk, but each takes longer.
 
 _MATRICES = 5
 """Matrices of each lane: one for each part of a window, and their sum."""
@@ -273,67 +257,78 @@ _MOST_PRODUCTS = 64
 
 
 def choose_method(
-    options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int = 0, tol: float = 1e-3
+    options: TrainOptions, dataset: Dataset, folds: int = 0, start: RunConfig | None = None
 ) -> tuple[str, str]:
-    """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet."""
-    size = dataset.n_features + 1
-    n_classes = 1 if dataset.classes is None or dataset.classes.size == 2 else dataset.classes.size
-    n_lanes = n_classes * len(options.C)
-    # which workers share
-    few = _MATRICES * 8 * n_lanes * size**2 <= _SHARE * resources.memory / (resources.workers or 1)
+    """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet.
+
+    With the penalty l2 it is dual, but newton, where that has the loss and its matrices fit in memory,
+
+    * of a run that starts from one by newton; else a run that starts from another takes dual, as do options of the dual
+      method's steps, `omega`, `acceleration` and `eps`;
+    * on workers, where there are many rows for each feature, and few features;
+    * where rows are long, so that dual would take very many passes;
+    * where an estimate of the time says so (`newton_is_faster`), but not in a search.
+
+    With l1 and elasticnet it is working-set, but newton where there are few features, or no column layout.
+    """
+    penalty = options.penalty
+    has_newton = "newton" in methods_for(options.loss)
+    if penalty == "l2" and start is not None:
+        return "newton" if has_newton and start.options.method == "newton" else "dual", ""
+    of_steps = options.omega != 1.0, options.acceleration != "auto", options.eps is not None
+    if penalty == "l2" and any(of_steps):
+        return "dual", ""
     method = "dual"
     reason = "" if folds else "the fewest passes on nearly all data"
-    newton = ""
-    if options.penalty != "l2":
+    if not has_newton:
+        return method, reason
+    memory = int(options.memory)
+    workers = options.n_workers
+    n_lanes = problem_of(options, dataset, folds=folds, memory=memory).n_lanes
+    matrices = _MATRICES * 8 * n_lanes * (dataset.n_features + 1) ** 2
+    few = matrices <= _SHARE * memory / (workers or 1)  # of a machine, its workers share the memory
+    if penalty == "l2":
+        newton = _why_newton(options, dataset, n_lanes, few, folds)
+    else:
         method = "working-set"
-        reason = f"it trains with the penalty {options.penalty} from the column layout"
+        reason = f"it trains with the penalty {penalty} from the column layout"
+        newton = ""
         if few:
-            newton = f"few features: it needs the fewest reads with the penalty {options.penalty}"
+            newton = f"few features: it needs the fewest reads with the penalty {penalty}"
         elif not has_columns(dataset):
-            newton = (
-                f"the penalty {options.penalty} takes less time by the column layout, which 'streamcd columns "
-                f"{dataset.path}' makes"
-            )
-    elif "newton" in methods_for(options.loss):
-        newton = _why_newton(options, dataset, resources, n_lanes, few, folds, tol)
+            layout = f"which 'streamcd columns {dataset.path}' makes"
+            newton = f"the penalty {penalty} takes less time by the column layout, {layout}"
     if not newton:
         return method, reason
     try:
-        trial = replace(options, method="newton", acceleration="none")
-        plan_groups(trial, dataset, resources._replace(plan=None), folds)
+        plan_groups(replace(options, method="newton", acceleration="none"), dataset, memory, folds, workers)
     except BudgetError:
-        if folds and options.penalty == "l2":
+        if folds and penalty == "l2":
             return method, ""
-        return method, f"newton, which needs fewer reads, does not fit in {format_size(resources.memory)}"
+        return method, f"newton, which needs fewer reads, does not fit in {format_size(memory)}"
     return "newton", newton
 
 
-def _why_newton(
-    options: ProblemOptions,
-    dataset: Dataset,
-    resources: Resources,
-    n_lanes: int,
-    few: bool,
-    folds: int,
-    tol: float,
-) -> str:
+def _why_newton(options: TrainOptions, dataset: Dataset, n_lanes: int, few: bool, folds: int) -> str:
     """Return why newton takes less time than dual, whether or not its matrices fit; empty where it does not."""
     n_rows = dataset.n_rows
     n_entries = dataset.n_entries
     size = dataset.n_features + 1
     largest_C = max(options.C)
-    has_few_products = n_entries * n_lanes <= _MOST_PRODUCTS * n_rows
-    if resources.workers is not None:
+    lanes_of_fold = n_lanes // max(folds, 1)
+    has_few_products = n_entries * lanes_of_fold <= _MOST_PRODUCTS * n_rows
+    if options.n_workers is not None:
         tall = few and has_few_products and n_rows >= _ROWS_PER_FEATURE * size
         return "few features: it needs the fewest reads, which workers share" if tall else ""
     long = (
-        (has_few_products or n_lanes == 1)
+        (has_few_products or lanes_of_fold == 1)
         and n_lanes * size**3 <= _MOST_OPERATIONS
         and rows_are_long(dataset, largest_C, accelerated=True, centred=options.unpenalized_bias)
     )
-    is_streamed = n_entries * dataset.entry_bytes > resources.memory - RUNNING_BYTES
+    is_streamed = n_entries * dataset.entry_bytes > int(options.memory) - RUNNING_BYTES
     mean_square = row_mean_square(dataset, centred=options.unpenalized_bias) or 0.0
-    figures = n_rows, size, n_entries, largest_C * mean_square, tol
+    assert options.tol is not None  # else with `eps`, and by dual
+    figures = n_rows, size, n_entries, largest_C * mean_square, options.tol
     # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
     if is_streamed and (faster or (long and not folds)):
@@ -343,11 +338,11 @@ def _why_newton(
     return "few features: it takes less time" if faster else ""
 
 
-def reads_columns(options: ProblemOptions, dataset: Dataset, memory: int) -> bool:
+def reads_columns(options: TrainOptions, dataset: Dataset) -> bool:
     """Tell whether the method, or the one that is chosen for auto, reads the column layout."""
     method = options.method
     if method == "auto":
-        method, _ = choose_method(options, dataset, Resources(memory))
+        method, _ = choose_method(options, dataset)
     return SOLVERS[options.loss, method].layout == "columns"
 
 
@@ -414,7 +409,7 @@ def newton_is_faster(
     if loss == "squared_hinge" and n_rows < _ROWS_PER_FEATURE * n_weights:
         passes = _PASSES[loss] * length**0.5
         reads = max(reads, 3.0 * length**0.3)
-    passes *= 1.0 + 0.2 * min(max(-math.log10(tol) - 3.0, -1.0), 3.0)
+    passes *= 1.0 + 0.2 * max(-math.log10(max(tol, 1e-6)) - 3.0, -1.0)
     if is_streamed:
         passes *= 2.0
     if passes * visit < _LEAST_NANOSECONDS:
@@ -426,32 +421,32 @@ def newton_is_faster(
 # Acceleration, workers
 
 
-def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
+def _why_plain(options: TrainOptions) -> str:
     """Return why there is no acceleration; empty where there is."""
-    solver = SOLVERS[problem.loss, problem.method]
-    if problem.acceleration == "none":
+    solver = SOLVERS[options.loss, options.method]
+    if options.acceleration == "none":
         return ""
     if not solver.accelerates:
-        return f"{problem.loss} by method {problem.method} cannot be accelerated"
-    if problem.omega != 1.0:
-        return f"it cannot be combined with omega {problem.omega}"
-    if not solver.keeps_alpha and problem.acceleration != "auto":
-        return f"the strength of that of method {problem.method} cannot be given"
-    if eps is not None and solver.keeps_alpha:
+        return f"{options.loss} by method {options.method} cannot be accelerated"
+    if options.omega != 1.0:
+        return f"it cannot be combined with omega {options.omega}"
+    if not solver.keeps_alpha and options.acceleration != "auto":
+        return f"the strength of that of method {options.method} cannot be given"
+    if options.eps is not None and solver.keeps_alpha:
         return "LIBLINEAR's rule (eps) is for plain descent"
     return ""
 
 
-def _check_workers(options: TrainOptions, problem: ProblemOptions) -> None:
+def _check_workers(options: TrainOptions) -> None:
     """Refuse options that training on workers does not have."""
-    if problem.omega != 1.0:
+    if options.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    if problem.penalty != "l2":
-        raise UsageError(f"--penalty {problem.penalty} is for one process, without --workers and --scheduler")
-    if not SOLVERS[problem.loss, problem.method].rounds:
+    if options.penalty != "l2":
+        raise UsageError(f"--penalty {options.penalty} is for one process, without --workers and --scheduler")
+    if not SOLVERS[options.loss, options.method].rounds:
         known = ", ".join(str(entry) for entry in SOLVERS.values() if entry.rounds)
         raise UsageError(
-            f"{problem.loss} by method {problem.method} is not for several workers; expected one of {known}"
+            f"{options.loss} by method {options.method} is not for several workers; expected one of {known}"
         )
     if options.plan is not None:
         raise UsageError("plan: workers make their own plans from their memory and their shards")
@@ -473,14 +468,16 @@ class Groups(NamedTuple):
     memory: int
 
 
-def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources, folds: int) -> Groups:
-    """Divide the lanes into groups; with workers the plan is that of a worker with all shards."""
-    problem = problem_of(options, dataset, folds=folds, memory=resources.memory)
+def plan_groups(
+    options: ProblemOptions, dataset: Dataset, budget: int, folds: int = 0, workers: int | None = None
+) -> Groups:
+    """Divide the lanes into groups.
+
+    `workers` is None for this process alone, 0 for those of a cluster, each of which has all of the budget, or else the
+    number of those of this machine, which share it; the plan is that of one with all shards.
+    """
+    problem = problem_of(options, dataset, folds=folds, memory=budget)
     n_lanes = problem.n_lanes
-    if resources.plan is not None:
-        # refuses options that exclude each other
-        check_holding(resources.plan, dataset, memory_of(options, problem, dataset))
-        return Groups(1, n_lanes, resources.plan, resources.memory)
     block = problem.block_lanes if folds else 1  # lanes of a fold are scored together
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
@@ -489,20 +486,20 @@ def plan_groups(options: ProblemOptions, dataset: Dataset, resources: Resources,
     for size in sizes:
         number = -(-n_blocks // size)
         lanes = problem.subset(range(size * block))
-        memory = memory_of(options, lanes, dataset)
+        memory = memory_with_centring(options, lanes, dataset)
         tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
         # of rows in memory the state is there too
         state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
         rows = memory.rows + state + dataset.held_bytes
         memory = replace(memory, weights=memory.weights + tables, rows=rows)
         try:
-            if resources.workers is None:
-                plan = make_plan(dataset, resources.memory, memory)
-                share = resources.memory
+            if workers is None:
+                plan = make_plan(dataset, budget, memory)
+                share = budget
             else:
                 from ..cluster.memory import plan_worker  # only where there are workers
 
-                plan, share = plan_worker(dataset, lanes, memory, resources.memory, resources.workers)
+                plan, share = plan_worker(dataset, lanes, memory, budget, workers)
         except BudgetError as error:
             refusal = error
             continue
@@ -533,7 +530,7 @@ def share_memory_anew(run: ResolvedRun, workers: int) -> RunConfig:
         memory = worker_memory(
             budget,
             workers,
-            model_bytes(lanes, memory_of(config.options, lanes, run.dataset)),
+            model_bytes(lanes, memory_with_centring(config.options, lanes, run.dataset)),
             "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
         )
     return replace(config, memory=memory, rounds=replace(config.rounds, shared_memory=budget))

@@ -39,7 +39,7 @@ from .describe import SCORES
 from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
-from .resolve import Resources, describe_worker_budget, plan_groups, resolve, share_memory_anew
+from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew
 from .warm_start import WarmStart, previous_run
 
 
@@ -180,7 +180,7 @@ def _begin(
 
         dataset, cv = with_folds(dataset, options.cv, int(options.memory))
         options = replace(options, cv=cv)
-    config, notes = resolve(options, dataset, options.n_workers)
+    config, notes = resolve(options, dataset)
     if options.resume and is_begun(path, config):
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
         return _go_on(path, options, session, {name: getattr(config, name) for name in free}, stack)
@@ -428,7 +428,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
         config = replace(begun, rule=config.rule, dataset=config.dataset, start_from=start)
     else:
         options = replace(config.options, C=(best.C,), l1=best.l1 or None)
-        groups = plan_groups(options, search.dataset, Resources(config.memory), 0)
+        groups = plan_groups(options, search.dataset, config.memory)
         config = replace(
             config,
             options=options,

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..core.errors import UsageError
 from ..core.parallel import Threads
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
-from ..kernels.loss_table import PLANES, SOLVERS
+from ..kernels.loss_table import SOLVERS
 from ..kernels.primitives import N_TOTALS, UNIT, Total
 from ..stream.arenas import RowArena, Window, aligned_zeros
 from ..stream.memory_plan import Plan, SolverMemory
@@ -309,21 +308,8 @@ class Solver(ABC):
 
 
 def solver_class(problem: Problem, method: str) -> type[Solver]:
-    """Return the class of a problem's solver; raises `UsageError` if the method does not train its bias or penalty."""
-    loss = problem.loss
-    entry = SOLVERS[loss, method]
-    if problem.free_bias and not entry.free_bias_solver:
-        raise UsageError(
-            f"--unpenalized-bias is not for {loss} by method {method}; give --bias a larger value, which is penalised less"
-        )
-    if problem.l1.any() and not entry.takes_l1:
-        ways = [entry.method for entry in SOLVERS.values() if entry.loss == loss and entry.takes_l1]
-        where = f"for {loss} by --method {' or '.join(ways)}" if ways else f"not for {loss}"
-        raise UsageError(f"--penalty l1 and elasticnet are {where}, found --method {method}")
-    if problem.form == PLANES and problem.l2 != 1.0:
-        raise UsageError(
-            f"--l2 is not for {loss}, found {problem.l2:g}; --ridge is the strength of its penalty"
-        )
+    """Return the class of a problem's solver; options have refused what the method does not train."""
+    entry = SOLVERS[problem.loss, method]
     module, _, name = (entry.free_bias_solver if problem.free_bias else entry.solver).partition(".")
     chosen: type[Solver] = getattr(import_module(f".{module}", __package__), name)
     return chosen

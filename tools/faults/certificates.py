@@ -11,7 +11,6 @@ from typing import Any
 
 from streamcd.kernels.loss_table import CLASSES, LOSSES, MARGINS, SOLVERS, SolverEntry
 
-from ..methods_table import PENALTIES, trains
 from .commands import run_command
 from .trials import Finding
 from .workspace import load_kernels
@@ -42,8 +41,7 @@ class Run:
 
     def strengths(self, strength: float) -> tuple[float, float]:
         """Return λ and r."""
-        l1, l2 = PENALTIES[self.penalty] if self.penalty else (0.0, 1.0)
-        return (strength if l1 else 0.0), (1.0 if l2 else 0.0)
+        return (strength if self.penalty else 0.0), (0.0 if self.penalty == "l1" else 1.0)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (str(self.entry), self.penalty, "free bias" * self.free_bias)))
@@ -54,9 +52,9 @@ def _runs() -> list[Run]:
     made = []
     for entry in SOLVERS.values():
         made.append(Run(entry))
-        penalties = {name: strengths for name, strengths in PENALTIES.items() if name != "l2"}
-        made += [Run(entry, name) for name, (l1, l2) in penalties.items() if trains(entry, l1=l1, l2=l2)]
-        if entry.loss in _SMOOTH and LOSSES[entry.loss].form == MARGINS and trains(entry, free_bias=True):
+        if entry.takes_l1:
+            made += [Run(entry, name) for name in ("l1", "elasticnet")]
+        if entry.loss in _SMOOTH and LOSSES[entry.loss].form == MARGINS:
             made.append(Run(entry, free_bias=True))
     return made
 
