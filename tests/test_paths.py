@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from small_datasets import multiclass, random_rows, write_dataset
 
 import streamcd
 from streamcd import evaluate, load_model, train, tune
-from streamcd.core.errors import BudgetError, ModelError
+from streamcd.core.errors import ModelError
 from streamcd.runs import resolve
 
 STRENGTHS = [8.0, 3.0, 1.0, 0.3]
@@ -81,14 +82,13 @@ def test_groups_of_a_path_are_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After interruptions, and where the time was up in a group."""
-    plan_group = resolve._plan_group
+    memory_of = resolve.memory_with_centring
 
-    def plan_few(dataset: Any, lanes: Any, *rest: Any, **options: Any) -> Any:
-        if lanes.n_lanes > 3:
-            raise BudgetError("three lanes fit")
-        return plan_group(dataset, lanes, *rest, **options)
+    def memory_of_few(options: Any, lanes: Any, dataset: Any) -> Any:
+        memory = memory_of(options, lanes, dataset)
+        return memory if lanes.n_lanes <= 3 else replace(memory, weights=1 << 50)
 
-    monkeypatch.setattr(resolve, "_plan_group", plan_few)
+    monkeypatch.setattr(resolve, "memory_with_centring", memory_of_few)
     data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
     asked: dict[str, Any] = {
         "penalty": "l1",
