@@ -99,9 +99,9 @@ class _Model:
         self._areas = {number: RocArea(memory // len(classes)) for number in classes}
 
     def add(
-        self, label: np.ndarray, code: np.ndarray | None, weight: np.ndarray, decisions: np.ndarray
+        self, decisions: np.ndarray, label: np.ndarray, code: np.ndarray | None, weight: np.ndarray
     ) -> None:
-        """Take rows: their labels, the indices of their classes, None for targets, weights and decisions."""
+        """Take rows: their decisions, labels, indices of classes, None for targets, and weights."""
         if code is None:
             self._means.add_targets(weight, label, decisions[:, 0], self._row_loss)
             return
@@ -169,14 +169,14 @@ def _score_folds(
         n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
         score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
         blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
-        for models, label, code, weight, decisions in blocks:
-            of_each = np.split(decisions, len(models), axis=1)
-            for model, of_model in zip(models, of_each, strict=True):
-                model.add(label, code, weight, of_model)
+        for models, decisions, *rows in blocks:
+            for model, of_model in zip(models, np.split(decisions, len(models), axis=1), strict=True):
+                model.add(of_model, *rows)
         for _, models, _ in folds:
             for model in models:
                 for name, figure in model.figures().items():
                     measured.setdefault(model.setting, {}).setdefault(name, []).append(figure)
+        del folds, models, model, score_chunk  # with their weights, before those of the next group are read
     return measured
 
 
@@ -204,8 +204,8 @@ def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory
 
 def _score_chunk(
     search: ResolvedRun, folds: list[Fold], block_rows: int, data: ChunkData
-) -> Iterator[tuple[list[_Model], np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]]:
-    """Score the rows of a chunk, block by block: yields the models trained without a fold, and rows of it for `add`."""
+) -> Iterator[tuple[Any, ...]]:
+    """Score the rows of a chunk, block by block: yields the models trained without a fold, and what their `add` takes."""
     problem = search.problem
     fold_of = search.dataset.folds_of(data.source, search.config.seed, problem.n_folds)
     for first in range(0, data.label.size, block_rows):
@@ -216,7 +216,7 @@ def _score_chunk(
                 decisions, _ = decisions_of(rows, w[:-1], problem.bias * w[-1])
                 label = data.label[row]
                 code = None if problem.has_targets else class_indices(problem.classes, label)[0]
-                yield models, label, code, data.weight[row], decisions
+                yield models, decisions, label, code, data.weight[row]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
