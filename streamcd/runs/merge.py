@@ -130,6 +130,10 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
         labels.merge(LabelCounts(counts, ends["min"], ends["max"]))
         missing.update({use["column"]: use["missing"] or 0 for use in manifest.get("table") or ()})
     parts = [*_linked_parts(datasets, folder, listener)]
+    for name in (SCALES_FILE, CATEGORIES_FILE, INDICES_FILE):
+        if first.manifest.get(LISTED[name]):
+            _link(Path(str(first.path)) / name, folder / name)
+    sync(*folder.rglob("*.parquet"))  # all of them links; what is written is synced there
     features = named_features(_joined_statistics(datasets), indices_of(first), encoding_of(first))
     fields = {
         **{key: value for key, value in first.manifest.items() if key not in _DERIVED},
@@ -143,13 +147,9 @@ def _write(datasets: Sequence[Dataset], folder: Path, listener: Listener) -> Non
     }
     if fields.get("table"):  # the uses of its columns, with the missing values of all that tell them
         fields["table"] = [{**use, "missing": missing[use["column"]]} for use in fields["table"]]
-    for name in (SCALES_FILE, CATEGORIES_FILE, INDICES_FILE):
-        if fields.get(LISTED[name]):
-            _link(Path(str(first.path)) / name, folder / name)
     if fields.get("kept"):
         join_kept([one.file(KEPT_FILE) for one in datasets], folder / KEPT_FILE)
         fields["kept"] = file_record(folder / KEPT_FILE)
-    sync(*folder.rglob("*.parquet"))
     write_dataset(folder, parts, fields)
 
 

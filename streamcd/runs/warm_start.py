@@ -7,7 +7,8 @@ primal methods begin with w alone, not scaled (the mean over folds), whatever me
 than w = 0.
 
 Where the rows are others, chunks that the old run had as well bring their alpha; others have the alpha of a training from
-nothing, for which ``w(alpha)`` is the same. Where the old run had chunks that are gone, the first read sums up w(alpha).
+nothing, for which ``w(alpha)`` is the same. Where the old run had chunks that are gone, or other shifts of features that
+are centred, the first read sums up w(alpha).
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ class WarmStart:
         if not all(position.any() for position in self._saved("position")):
             raise CheckpointError(f"{path}: no checkpoint to start from; 'streamcd resume {path}' first")
         of_alpha = solver.warm_start in ("alpha", "alpha and w")
-        if (
-            not of_alpha or "kappa" in lanes
-        ):  # with w(alpha) as the centre it takes more passes than from nothing
+        if not of_alpha or "kappa" in lanes:
+            # a centre, too: with w(alpha) as the centre it takes more passes than from nothing
             w = SourceRows(state.w, rank)
             bias = self.new.problem.bias
             self._fill(w, "w", self.mean)
@@ -175,11 +175,11 @@ class WarmStart:
         """Read an array of every group."""
         path = self.old.path
         identity = checkpoint.read_identity(path)
-        arrays = []
-        for group in self.old.groups:
-            state = checkpoint.read_arrays(path / group / "state.npz", (name,), identity.part(group))
-            arrays.append(np.zeros(0) if state is None else state[name])
-        return arrays
+        states = [
+            checkpoint.read_arrays(path / group / "state.npz", (name,), identity.part(group))
+            for group in self.old.groups
+        ]
+        return [np.zeros(0) if state is None else state[name] for state in states]
 
     def _fill(self, w: SourceRows, name: str, factors: np.ndarray | float) -> None:
         """Write sums of vectors of an array over features, times factors, to the same features; the bias's row is the last.
