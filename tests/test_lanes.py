@@ -15,8 +15,9 @@ import streamcd
 from streamcd import Dataset, load_model, train, tune
 from streamcd.core.errors import ModelError, UsageError
 from streamcd.dataset.dataset import assign_folds
-from streamcd.runs.config import memory_with_centring, problem_of
-from streamcd.runs.options import ProblemOptions
+from streamcd.runs.config import problem_of, reopen
+from streamcd.runs.options import ProblemOptions, TrainOptions
+from streamcd.runs.resolve import resolve, share_memory_anew, training_memory
 from streamcd.solvers.problem import make_problem
 
 LOSSES = ["hinge", "squared_hinge", "log_loss", "crammer_singer"]
@@ -234,6 +235,14 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
         train(dataset, tmp_path / "run", C=(1.0, 2.0), class_weight={3.0: 2.0}, memory="220MB")
 
 
+def test_workers_have_the_same_memory_when_a_run_of_many_classes_is_resumed(tmp_path: Path) -> None:
+    """The tables of classes and lanes were left out, so that windows, and bits, were others."""
+    dataset = many_classes(tmp_path / "data")
+    options = TrainOptions(workers=2, memory="2GB", C=(1.0, 2.0), class_weight={3.0: 2.0}, method="dual")
+    config, _ = resolve(options, dataset)
+    assert share_memory_anew(reopen(tmp_path / "run", config, dataset), 2) == config
+
+
 def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -243,5 +252,5 @@ def test_signed_costs_of_primal_methods_are_in_the_plan_before_they_are_made(
     monkeypatch.setattr(
         "streamcd.solvers.primal.PrimalSolver.__init__", lambda *asked, **more: pytest.fail("made")
     )
-    memory = memory_with_centring(options, problem, dataset)
+    memory = training_memory(options, problem, problem, dataset)
     assert memory.weights > 3 * 8 * 600 * 600

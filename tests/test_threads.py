@@ -18,8 +18,9 @@ from small_datasets import multiclass, random_rows, write_dataset
 import streamcd
 from streamcd.core.errors import UsageError
 from streamcd.core.parallel import AHEAD, Threads, ahead
-from streamcd.runs.config import memory_with_centring, problem_of
+from streamcd.runs.config import problem_of
 from streamcd.runs.options import ProblemOptions
+from streamcd.runs.resolve import training_memory
 from streamcd.solvers import classes
 from streamcd.stream.slot_store import SlotStore
 
@@ -86,7 +87,8 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
     options = ProblemOptions(
         loss="crammer_singer", method="dual", acceleration="none", C=(0.1, 0.2, 0.4, 0.8, 1.6), bias="none"
     )
-    assert memory_with_centring(options, problem_of(options, data), data).layout.n_orders == 4
+    problem = problem_of(options, data)
+    assert training_memory(options, problem, problem, data).layout.n_orders == 4
 
 
 def test_results_are_in_order_and_calls_no_further_ahead_than_the_threads() -> None:

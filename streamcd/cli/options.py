@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
-from ..core.options import Declared, Section, declared
+from ..core.options import Option, Section, declared
 from ..kernels.loss_table import LIBLINEAR_L1_TYPES, LIBLINEAR_TYPES, SOLVERS
 from ..runs.options import costs
 
@@ -60,34 +60,34 @@ class Costs(click.ParamType):
 def options_of(declaration: type) -> Decorator:
     """Make the options of a command from those that a dataclass declares."""
     taken = declared(declaration)
-    return together(*(_made(one, taken) for one in taken.values() if one.flags))
+    return together(*(_made(one, taken) for one in taken.values() if one.names))
 
 
-def _made(one: Declared, others: Mapping[str, Declared]) -> Decorator:
+def _made(one: Option, others: Mapping[str, Option]) -> Decorator:
     kind = _type(one)
-    shown_default = f"  [default: {one.option.default_is}]" if one.option.default_is else ""
+    shown_default = f"  [default: {one.default_is}]" if one.default_is else ""
     default = {} if one.is_needed else {"default": one.default}
-    if one.option.bare is not None:
-        default["flag_value"] = one.option.bare
+    if one.bare is not None:
+        default["flag_value"] = one.bare
     return option(
-        *one.flags,
+        *one.names,
         one.name,
-        section=one.option.section,
-        is_common=one.option.is_common,
+        section=one.section,
+        is_common=one.is_common,
         type=kind,
         is_flag=kind is bool,
         required=one.is_needed,
         show_default=one.default is not None and not one.is_needed and kind is not bool,
         **default,
-        metavar=one.option.metavar or None,
-        help=_as_flags(one.option.help, others) + shown_default,
+        metavar=one.metavar or None,
+        help=_as_flags(one.help, others) + shown_default,
     )
 
 
-def _type(one: Declared) -> Any:
+def _type(one: Option) -> Any:
     """Return the type of an option for click: of text and numbers, text."""
-    if one.option.choices:
-        return click.Choice(one.option.choices)
+    if one.choices:
+        return click.Choice(one.choices)
     if one.name == "C" and one.type is Any:
         return Costs()
     union = isinstance(one.type, types.UnionType)
@@ -98,12 +98,12 @@ def _type(one: Declared) -> Any:
     return kind if kind in (int, float, bool) else str
 
 
-def _as_flags(text: str, options: Mapping[str, Declared]) -> str:
+def _as_flags(text: str, options: Mapping[str, Option]) -> str:
     """Name the options in a help text as the command line does."""
 
     def flag(match: re.Match[str]) -> str:
         one = options.get(match.group(1))
-        return match.group(1) if one is None or not one.flags else one.flags[-1]
+        return match.group(1) if one is None or not one.names else one.names[-1]
 
     return re.sub(r"`(\w+)`", flag, text)
 

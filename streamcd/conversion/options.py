@@ -105,7 +105,7 @@ class TableOptions(Checked):
         usual = replace(TableOptions(), target=self.target)  # which is for other sources, too
         of_tables = declared(TableOptions)
         given = [name for name in of_tables if getattr(self, name) != getattr(usual, name)]
-        return [self.label_flag if name == "label" else of_tables[name].flags[0] for name in given]
+        return [self.label_flag if name == "label" else of_tables[name].names[0] for name in given]
 
     @property
     def label_flag(self) -> str:

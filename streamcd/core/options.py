@@ -172,7 +172,7 @@ class Section(StrEnum):
 
 @dataclass(frozen=True)
 class Option:
-    """Everything about an option but its name, type and default.
+    """An option; of its field, `declared` takes name, type without None, and default.
 
     Parameters
     ----------
@@ -196,6 +196,10 @@ class Option:
         What the command line takes where the option is given without a value, if it may be.
     is_common : bool
         Whether the first screen of ``--help`` has it, by the first sentence of `help`, as it has the most used ones.
+    name : str
+    type : Any
+    default : Any
+        `MISSING` where it has to be given.
     """
 
     help: str
@@ -208,23 +212,16 @@ class Option:
     default_is: str = ""
     bare: str | None = None
     is_common: bool = False
-
-
-@dataclass(frozen=True)
-class Declared:
-    """An option with its name, its type without None, and its default, `MISSING` where it has to be given."""
-
-    name: str
-    type: Any
-    default: Any
-    option: Option
+    name: str = ""
+    type: Any = None
+    default: Any = None
 
     @property
-    def flags(self) -> list[str]:
+    def names(self) -> list[str]:
         """Its names on the command line; none if only Python has it."""
-        if self.option.flags is None:
+        if self.flags is None:
             return ["--" + self.name.replace("_", "-")]
-        return self.option.flags.split()
+        return self.flags.split()
 
     @property
     def is_needed(self) -> bool:
@@ -242,12 +239,12 @@ def replaces(what: str) -> Any:
 
 
 @functools.cache
-def declared(options: Any) -> dict[str, Declared]:
+def declared(options: Any) -> dict[str, Option]:
     """Return the options that a dataclass declares, by name and in the order of ``help()``; other fields are left out."""
     assert isinstance(options, type)
     types = typing.get_type_hints(options)
     return {
-        one.name: Declared(one.name, types[one.name], one.default, one.metadata["option"])
+        one.name: replace(one.metadata["option"], name=one.name, type=types[one.name], default=one.default)
         for one in fields(options)
         if "option" in one.metadata
     }
@@ -255,7 +252,7 @@ def declared(options: Any) -> dict[str, Declared]:
 
 def again(options: type, name: str) -> Any:
     """Declare an option of another dataclass once more, with None for what a run has already."""
-    about = replace(declared(options)[name].option, default_is="the run's own")
+    about = replace(declared(options)[name], default_is="the run's own")
     return field(default=None, metadata={"option": about})
 
 
@@ -271,12 +268,12 @@ class Checked:
         kind: Any = type(self)
         for name, one in declared(kind).items():
             value = getattr(self, name)
-            choices = one.option.choices
-            least = one.option.least
-            if choices and value is not None and value not in choices:
-                raise UsageError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
-            if least is not None and value is not None and value < least:
-                raise UsageError(f"{name}: expected {least} or more, found {value!r}")
+            if value is None:
+                continue
+            if one.choices and value not in one.choices:
+                raise UsageError(f"{name}: expected one of {', '.join(one.choices)}, found {value!r}")
+            if one.least is not None and value < one.least:
+                raise UsageError(f"{name}: expected {one.least} or more, found {value!r}")
 
 
 def as_number(value: Any) -> float:
@@ -398,20 +395,18 @@ def with_parameters(doc: str, options: type) -> str:
     """Return a docstring with the line ``{options}`` replaced by an entry for each option."""
     entries = []
     for one in declared(options).values():
-        text = one.option.help + (f" By default {one.option.default_is}." if one.option.default_is else "")
+        text = one.help + (f" By default {one.default_is}." if one.default_is else "")
         entries.append(f"{one.name} : {kind(one)}\n{textwrap.indent(textwrap.fill(text, 110), '    ')}")
     return doc.replace("{options}", "\n".join(entries))
 
 
-def kind(one: Declared) -> str:
+def kind(one: Option) -> str:
     """Name the type of an option as numpydoc does."""
-    name = one.option.kind
-    if not name and one.option.choices:
-        name = "{" + ", ".join(f'"{choice}"' for choice in one.option.choices) + "}"
+    name = one.kind
+    if not name and one.choices:
+        name = "{" + ", ".join(f'"{choice}"' for choice in one.choices) + "}"
     name = name or getattr(one.type, "__name__", "") or str(one.type).removesuffix(" | None")
-    if one.default is None and not name.endswith("optional"):
-        name += ", optional"
-    return name
+    return name + ", optional" if one.default is None else name
 
 
 # ---------------------------------------------------------------------------------------------------------------------

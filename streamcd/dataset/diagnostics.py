@@ -70,13 +70,6 @@ def row_mean_square(dataset: Dataset, *, centred: bool) -> float | None:
     return ((centred and dataset.centre) or dataset).mean_square
 
 
-def rows_are_long(dataset: Dataset, C: float, *, accelerated: bool, centred: bool) -> bool:
-    """Tell whether rows are so long, beside 1/C, that the dual method takes many passes."""
-    mean_square = row_mean_square(dataset, centred=centred)
-    bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
-    return bool(mean_square is not None and C * mean_square >= bound)
-
-
 def advice(
     dataset: Dataset,
     C: float = 1.0,
@@ -106,9 +99,10 @@ def advice(
             f"features are badly scaled (root mean squares from {least} to {greatest}), which takes many passes by all "
             f"methods but newton; try {maxabs}"
         )
-    long = method in ("auto", "dual") and rows_are_long(dataset, C, accelerated=accelerated, centred=centred)
+    mean_square = row_mean_square(dataset, centred=centred) or 0.0
+    bound = ACCELERATED_FACTOR * BAD_MEAN_SQUARE if accelerated else BAD_MEAN_SQUARE
+    long = method in ("auto", "dual") and C * mean_square >= bound
     if long and not (lines and remedy == maxabs):
-        mean_square = row_mean_square(dataset, centred=centred) or 0.0
         is_C = scaling.normalize != "none" or mean_square < BAD_MEAN_SQUARE
         ways = "" if scaling.normalize != "none" else f"{remedy}, or "
         lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,6 @@ from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
 from ..solvers.protocol import SolverOptions, solver_class
-from ..stream.memory_plan import SolverMemory
 from ..stream.slot_store import Identity, SlotStore
 from ..training import checkpoint
 from ..training.loop import LoopConfig
@@ -85,9 +84,12 @@ def versions() -> dict[str, str]:
 
     from .._version import __version__
 
-    own = {"streamcd": __version__, "python": platform.python_version()}
-    others = {name: metadata.version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")}
-    return own | others | {"processor": get_host_cpu_name()}
+    return {
+        "streamcd": __version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("numpy", "numba", "llvmlite", "pyarrow")},
+        "processor": get_host_cpu_name(),
+    }
 
 
 def is_begun(path: Path, config: RunConfig) -> bool:
@@ -199,15 +201,6 @@ def class_factors(weights: Any, dataset: Dataset) -> np.ndarray:
     return factors
 
 
-def memory_with_centring(options: ProblemOptions, lanes: Problem, dataset: Dataset) -> SolverMemory:
-    """Compute the memory of the solver of some lanes, and of the shifts of features where they are centred."""
-    of_solver = SolverOptions(options.method, acceleration=options.acceleration)
-    memory = solver_class(lanes, options.method).memory_of(lanes, dataset, of_solver)
-    if not memory.layout.centred or dataset.centre is None:
-        return memory
-    return replace(memory, weights=memory.weights + dataset.centre.table.nbytes)
-
-
 @dataclass(frozen=True)
 class ResolvedRun:
     """The run of a directory: its configuration, and what follows from it on its dataset; made once, by `reopen`."""
@@ -223,7 +216,9 @@ class ResolvedRun:
     def open_slots(self, group: str, identity: Identity) -> tuple[SlotStore, Any]:
         """Open the dual variables of a group's rows, not yet those of a checkpoint; also returns the layout of a row."""
         lanes = self.problem.subset(self.groups[group])
-        layout: Any = memory_with_centring(self.config.options, lanes, self.dataset).layout
+        options = self.config.options
+        of_solver = SolverOptions(options.method, acceleration=options.acceleration)
+        layout: Any = solver_class(lanes, options.method).memory_of(lanes, self.dataset, of_solver).layout
         folder = self.path / group / "dual"
         return SlotStore(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
 

@@ -68,23 +68,19 @@ def stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | N
 
     def note(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        ignore(signal.SIGINT)
+        if in_command.is_set():  # until its end
+            ignore(signal.SIGINT)
 
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: received[0] if received else None
+        with handled(note, signal.SIGINT, signal.SIGTERM):
+            yield lambda: received[0] if received else None
     except Interrupted as error:
         if in_command.is_set():
             raise
         if error.signum == signal.SIGINT:
             raise KeyboardInterrupt(str(error)) from None
-        signal.signal(error.signum, before[signal.SIGTERM])
         signal.raise_signal(error.signum)
         raise
-    finally:
-        for signum, handler in before.items():
-            if signal.getsignal(signum) is note or not in_command.is_set():
-                signal.signal(signum, handler)
 
 
 def warn_unconverged(result: Result, options: SessionOptions) -> None:

@@ -58,9 +58,9 @@ def seconds(name: str, given: Any) -> float | None:
     """Return a time above 0 in seconds: a number, or text such as ``90``, ``90s``, ``1.5m``, ``2h``; None of None."""
     if given is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", given) if isinstance(given, str) else None
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)(ms|s|m|min|h|)\s*", str(given))
     units = {"ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
-    time = float(match.group(1)) * units[match.group(2)] if match else as_number(given)
+    time = float(match[1]) * units[match[2]] if match else as_number(given)
     if not time > 0.0:
         raise UsageError(f"{name}: expected a time such as 60s, 5m or 1h, found {given!r}")
     return time
@@ -116,18 +116,16 @@ def _rows(code: Any) -> list[list[int]]:
             lines = [line.replace(",", " ").split() for line in file]
         code = [tokens for tokens in lines if tokens]
     try:
-        rows = [
-            [str(sign) if math.isnan(number := as_number(sign)) else number for sign in row] for row in code
-        ]
+        rows = [list(row) for row in code]
     except TypeError:
         raise UsageError(f"code: expected rows of -1, 0, +1, or a file, found {code!r:.60}") from None
     for number, row in enumerate(rows or [[]], start=1):
-        if not row or len(row) != len(rows[0]) or not {-1, 0, 1}.issuperset(row):
+        if not row or len(row) != len(rows[0]) or not {-1, 0, 1}.issuperset(map(as_number, row)):
             raise UsageError(
                 f"code, row {number}: expected {len(rows[0]) if rows else 1} entries of -1, 0, +1 (a row per class), found "
                 f"{' '.join(map(str, row))[:60]!r}"
             )
-    return [[int(sign) for sign in row] for row in rows]
+    return [[int(as_number(sign)) for sign in row] for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,10 +156,6 @@ def _losses(form: str, *, targets: bool) -> str:
     return ", ".join(form.format(loss, entry.formula) for loss, entry in chosen.items())
 
 
-def _losses_by(method: str) -> list[str]:
-    return [entry.loss for entry in SOLVERS.values() if entry.method == method]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProblemOptions(_LossParameters, Checked):
     """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
@@ -184,11 +178,11 @@ class ProblemOptions(_LossParameters, Checked):
         "auto",
         "auto chooses, and says why. dual: coordinate descent on the dual variables, row by row. primal: on the weights, "
         "feature by feature, in a new random order each pass; online: likewise, with features drawn at random with "
-        f"replacement. Both are for losses with a curvature ({', '.join(_losses_by('online'))}; primal also for "
-        f"{', '.join(loss for loss in _losses_by('primal') if LOSSES[loss].has_targets)}), and read the column layout "
-        "(streamcd columns). sor: for the loss twin, with the inverse of a matrix of features x features for each plane. "
-        "newton: for the losses of primal on data with few features, with such a matrix for each model: some five reads. "
-        "working-set: for the losses of primal and the column layout; l1 and elasticnet on data with many features.",
+        "replacement. Both are for losses with a curvature, but multinomial, and online for those of classes alone; they "
+        "read the column layout (streamcd columns). sor: for the loss twin, with the inverse of a matrix of features x "
+        "features for each plane. newton: for the losses of primal on data with few features, with such a matrix for each "
+        "model: some five reads. working-set: for the losses of primal and the column layout; l1 and elasticnet on data "
+        "with many features.",
         choices=("auto", *METHODS),
         section=Section.METHOD,
     )
@@ -307,7 +301,7 @@ class ProblemOptions(_LossParameters, Checked):
         super().__post_init__()
         for name in ("C", "l1", "l2", "ridge"):
             given = getattr(self, name)
-            values = given if isinstance(given, tuple) else (as_number(given),)
+            values = _numbers(given)
             if given is not None and not (values and all(0.0 < value <= _MOST for value in values)):
                 shown = ", ".join(f"{value:g}" for value in values) or "none"
                 raise UsageError(f"{name}: expected a number > 0 and up to {_MOST:g}, found {shown}")

@@ -17,17 +17,18 @@ from ..core.errors import BudgetError, UsageError
 from ..core.memory_budget import RUNNING_BYTES, format_size
 from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
-from ..dataset.diagnostics import row_mean_square, rows_are_long
+from ..dataset.diagnostics import ACCELERATED_FACTOR, BAD_MEAN_SQUARE, row_mean_square
 from ..dataset.in_memory import InMemoryDataset
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
-from ..stream.memory_plan import Plan, check_holding, describe_plan, make_plan
+from ..solvers.problem import Problem
+from ..solvers.protocol import SolverOptions, solver_class
+from ..stream.memory_plan import Plan, SolverMemory, check_holding, describe_plan, make_plan
 from ..training.stopping import StopRule
 from .config import (
     ResolvedRun,
     RunConfig,
     SharedRounds,
-    memory_with_centring,
     problem_of,
     read_config,
     versions,
@@ -113,7 +114,7 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
         )
     if options.plan is not None:
         problem = problem_of(options, dataset, folds=folds)
-        check_holding(options.plan, dataset, memory_with_centring(options, problem, dataset))
+        check_holding(options.plan, dataset, training_memory(options, problem, problem, dataset))
         groups = groups._replace(number=1, plan=options.plan)
     if workers is not None:
         notes.append(describe_worker_budget(groups.memory))
@@ -253,7 +254,7 @@ _MOST_OPERATIONS = 3e11
 """Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
 
 _MOST_PRODUCTS = 64
-"""Entries of a row, times the lanes, for which the products of their pairs take little longer than reading."""
+"""Entries of a row, times the lanes of a fold, for which the products of their pairs take little longer than reading."""
 
 
 def choose_method(
@@ -261,15 +262,18 @@ def choose_method(
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet.
 
-    With the penalty l2 it is dual, but newton, where that has the loss and its matrices fit in memory,
+    With the penalty l2 the first of these decides:
 
-    * of a run that starts from one by newton; else a run that starts from another takes dual, as do options of the dual
-      method's steps, `omega`, `acceleration` and `eps`;
-    * on workers, where there are many rows for each feature, and few features;
-    * where rows are long, so that dual would take very many passes;
-    * where an estimate of the time says so (`newton_is_faster`), but not in a search.
+    1. A run that starts from another is trained by newton if that was, and newton has the loss; else by dual.
+    2. `omega`, `acceleration` and `eps` are options of the steps of dual.
+    3. A loss that newton does not have is trained by dual.
+    4. On workers newton takes data with few features, with many rows for each.
+    5. Newton takes rows so long that dual would need very many passes.
+    6. Newton takes what it trains in less time by an estimate (`newton_is_faster`), but not in a search.
+    7. Dual takes the rest.
 
-    With l1 and elasticnet it is working-set, but newton where there are few features, or no column layout.
+    With l1 and elasticnet newton takes data with few features, and data without a column layout; working-set takes the rest.
+    Where newton does not fit in memory, from 4 on, its data are those of the other method.
     """
     penalty = options.penalty
     has_newton = "newton" in methods_for(options.loss)
@@ -314,8 +318,8 @@ def _why_newton(options: TrainOptions, dataset: Dataset, n_lanes: int, few: bool
     n_rows = dataset.n_rows
     n_entries = dataset.n_entries
     size = dataset.n_features + 1
-    largest_C = max(options.C)
     lanes_of_fold = n_lanes // max(folds, 1)
+    C_mean_square = max(options.C) * (row_mean_square(dataset, centred=options.unpenalized_bias) or 0.0)
     has_few_products = n_entries * lanes_of_fold <= _MOST_PRODUCTS * n_rows
     if options.n_workers is not None:
         tall = few and has_few_products and n_rows >= _ROWS_PER_FEATURE * size
@@ -323,12 +327,11 @@ def _why_newton(options: TrainOptions, dataset: Dataset, n_lanes: int, few: bool
     long = (
         (has_few_products or lanes_of_fold == 1)
         and n_lanes * size**3 <= _MOST_OPERATIONS
-        and rows_are_long(dataset, largest_C, accelerated=True, centred=options.unpenalized_bias)
+        and C_mean_square >= ACCELERATED_FACTOR * BAD_MEAN_SQUARE
     )
     is_streamed = n_entries * dataset.entry_bytes > int(options.memory) - RUNNING_BYTES
-    mean_square = row_mean_square(dataset, centred=options.unpenalized_bias) or 0.0
     assert options.tol is not None  # else with `eps`, and by dual
-    figures = n_rows, size, n_entries, largest_C * mean_square, options.tol
+    figures = n_rows, size, n_entries, C_mean_square, options.tol
     # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
     if is_streamed and (faster or (long and not folds)):
@@ -448,8 +451,6 @@ def _check_workers(options: TrainOptions) -> None:
         raise UsageError(
             f"{options.loss} by method {options.method} is not for several workers; expected one of {known}"
         )
-    if options.plan is not None:
-        raise UsageError("plan: workers make their own plans from their memory and their shards")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -468,6 +469,24 @@ class Groups(NamedTuple):
     memory: int
 
 
+def training_memory(
+    options: ProblemOptions, problem: Problem, lanes: Problem, dataset: Dataset
+) -> SolverMemory:
+    """Count the bytes of some lanes' training: of the solver, of the tables of all lanes and of these, of shifts of features
+    that are centred, and of rows in memory.
+    """
+    of_solver = SolverOptions(options.method, acceleration=options.acceleration)
+    memory = solver_class(lanes, options.method).memory_of(lanes, dataset, of_solver)
+    weights = memory.weights + problem.table_bytes
+    if lanes.n_lanes < problem.n_lanes:
+        weights += lanes.table_bytes
+    if memory.layout.centred and dataset.centre is not None:
+        weights += dataset.centre.table.nbytes
+    # of rows in memory the state is there too
+    state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
+    return replace(memory, weights=weights, rows=memory.rows + state + dataset.held_bytes)
+
+
 def plan_groups(
     options: ProblemOptions, dataset: Dataset, budget: int, folds: int = 0, workers: int | None = None
 ) -> Groups:
@@ -482,16 +501,10 @@ def plan_groups(
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
     sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)
-    refusal: BudgetError | None = None
     for size in sizes:
         number = -(-n_blocks // size)
         lanes = problem.subset(range(size * block))
-        memory = memory_with_centring(options, lanes, dataset)
-        tables = problem.table_bytes + (lanes.table_bytes if number > 1 else 0)
-        # of rows in memory the state is there too
-        state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
-        rows = memory.rows + state + dataset.held_bytes
-        memory = replace(memory, weights=memory.weights + tables, rows=rows)
+        memory = training_memory(options, problem, lanes, dataset)
         try:
             if workers is None:
                 plan = make_plan(dataset, budget, memory)
@@ -500,14 +513,14 @@ def plan_groups(
                 from ..cluster.memory import plan_worker  # only where there are workers
 
                 plan, share = plan_worker(dataset, lanes, memory, budget, workers)
-        except BudgetError as error:
-            refusal = error
+        except BudgetError:
+            if size == 1:
+                raise
             continue
-        mixed = plan.window_entries // max(1, largest_chunk)
+        mixed = plan.window_entries // largest_chunk
         if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
             return Groups(number, n_lanes, plan, share)
-    assert refusal is not None
-    raise refusal
+    raise AssertionError("a single lane has a plan, or is refused")
 
 
 def describe_worker_budget(n_bytes: int) -> str:
@@ -530,7 +543,7 @@ def share_memory_anew(run: ResolvedRun, workers: int) -> RunConfig:
         memory = worker_memory(
             budget,
             workers,
-            model_bytes(lanes, memory_with_centring(config.options, lanes, run.dataset)),
+            model_bytes(lanes, training_memory(config.options, run.problem, lanes, run.dataset)),
             "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
         )
     return replace(config, memory=memory, rounds=replace(config.rounds, shared_memory=budget))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from ..solvers.protocol import SolverOptions, solver_class
 from ..training import checkpoint
 from ..training.loop import Loop, Session, StopRequested, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
-from ..training.stopping import StopRule
 from .config import (
     DATA,
     ResolvedRun,
+    RunConfig,
     is_begun,
     read_config,
     refuse_existing,
@@ -72,8 +72,7 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainO
     True
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
-        result = train_run(directory, training, session, previous)
+        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
     warn_unconverged(result, options)
     return result
 
@@ -104,8 +103,7 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
     (0.1, ['0.1', '1', '10'])
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
-        result = train_run(directory, training, session, previous)
+        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
     warn_unconverged(result, options)
     assert isinstance(result, TuneResult)
     return result
@@ -140,20 +138,22 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
     """
 
     path = local_path(run, "a run")
-    begun = read_config(path)
-    rule = StopRule(
-        begun.rule.tol if options.tol is None else options.tol,
-        begun.rule.eps if options.tol is None else None,
-        begun.rule.max_passes if options.max_passes is None else options.max_passes,
-    )
-    changes: dict[str, Any] = {"rule": rule}
-    if options.dataset is not None:
-        changes["dataset"] = str(location(options.dataset).resolve())
-    if options.checkpoint_every is not None:
-        changes["checkpoint_every"] = options.checkpoint_every
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
+        directory = stack.enter_context(closing(checkpoint.open_run(path)))
+        config = read_config(path)
+        rule = config.rule
+        if options.tol is not None:
+            rule = replace(rule, tol=options.tol, eps=None)
+        if options.max_passes is not None:
+            rule = replace(rule, max_passes=options.max_passes)
+        config = replace(
+            config,
+            rule=rule,
+            dataset=config.dataset if options.dataset is None else str(location(options.dataset).resolve()),
+            checkpoint_every=float(options.checkpoint_every or config.checkpoint_every),
+        )
         session = Session(options.listener, stop_requested)
-        result = train_run(*_go_on(path, options, session, changes, stack))
+        result = train_run(*_go_on(directory, config, options, session, stack))
     warn_unconverged(result, options)
     return result
 
@@ -182,16 +182,17 @@ def _begin(
         options = replace(options, cv=cv)
     config, notes = resolve(options, dataset)
     if options.resume and is_begun(path, config):
+        directory = stack.enter_context(closing(checkpoint.open_run(path)))
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        return _go_on(path, options, session, {name: getattr(config, name) for name in free}, stack)
+        config = replace(read_config(path), **{name: getattr(config, name) for name in free})
+        return _go_on(directory, config, options, session, stack)
     training = reopen(path, config, dataset)
     previous = previous_run(training, notes)  # refused before anything is made
     if options.scheduler is not None:
         # where none answers, no run is made or replaced
         session = replace(session, client=_connect(options, path, stack))
     refuse_existing(path, config, options.force)
-    directory = checkpoint.create_run(path, force=options.force)
-    stack.callback(directory.close)
+    directory = stack.enter_context(closing(checkpoint.create_run(path, force=options.force)))
     for note in notes:  # now that all options are checked
         session.listener.message(note)
     _record(directory, training, session.listener)
@@ -201,24 +202,19 @@ def _begin(
 
 
 def _go_on(
-    path: Path, options: SessionOptions, session: Session, changes: dict[str, Any], stack: ExitStack
+    directory: checkpoint.Run, config: RunConfig, options: SessionOptions, session: Session, stack: ExitStack
 ) -> Opened:
-    """Open a run of any kind to resume it, with changes of its configuration."""
+    """Resume a run of any kind, whose configuration may have changed in what may."""
+    path = directory.path
     listener = session.listener
     workers = options.n_workers
-    directory = checkpoint.open_run(path)
-    stack.callback(directory.close)
-    config = read_config(path)
     if (workers is None) != (config.rounds is None):
-        begun = "in one process"
-        way = "without workers"
-        if workers is None:
-            begun = "on workers"
-            way = "with --scheduler ADDRESS or --workers N, N >= 1"
-        raise UsageError(
-            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
+        way = (
+            "without workers" if config.rounds is None else "with --scheduler ADDRESS or --workers N, N >= 1"
         )
-    config = replace(config, **changes)
+        raise UsageError(
+            f"{path}: resume it {way}, as it was begun, or 'streamcd train DATASET NEW --start-from {path}'"
+        )
     dataset = same_dataset(config)
     if config.scoring is not None:
         from .held_out import with_folds
@@ -230,8 +226,7 @@ def _go_on(
     if not all(state and state["position"][0] for state in states):
         # the run that it starts from says what the first read begins with, and may be gone after it
         previous = previous_run(training, [])
-    here = versions()
-    if {name: config.versions.get(name) for name in here} != here:
+    if config.versions != versions():
         listener.warning(
             "this machine or its libraries differ from those that the run was begun with: "
             "the optimum is the same by its gap, the last digits may differ"
