@@ -82,13 +82,13 @@ def test_groups_of_a_path_are_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After interruptions, and where the time was up in a group."""
-    memory_of = resolve.memory_with_centring
+    training_memory = resolve.training_memory
 
-    def memory_of_few(options: Any, lanes: Any, dataset: Any) -> Any:
-        memory = memory_of(options, lanes, dataset)
+    def memory_of_few(options: Any, problem: Any, lanes: Any, dataset: Any) -> Any:
+        memory = training_memory(options, problem, lanes, dataset)
         return memory if lanes.n_lanes <= 3 else replace(memory, weights=1 << 50)
 
-    monkeypatch.setattr(resolve, "memory_with_centring", memory_of_few)
+    monkeypatch.setattr(resolve, "training_memory", memory_of_few)
     data = write_dataset(tmp_path / "data", multiclass(3, 500), n_chunks=8)
     asked: dict[str, Any] = {
         "penalty": "l1",
