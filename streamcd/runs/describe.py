@@ -58,7 +58,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     method = "none"
     method_because = "training needs two classes"
     if n_labels > 1 or dataset.has_targets:
-        method, method_because = choose_method(options, dataset)
+        method, method_because = choose_method(options, options, dataset)
     notes = []
     if n_labels == 1:
         notes.append("one class alone: there is nothing to separate; check the column or file of labels")
@@ -73,7 +73,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     if has_all := has_columns(dataset):
         open_columns(dataset, check_files=False)  # raises where it is damaged
     by_l1 = replace(options, penalty="l1")
-    if dataset.has_targets and not has_all and choose_method(by_l1, dataset)[0] == "working-set":
+    if dataset.has_targets and not has_all and choose_method(by_l1, by_l1, dataset)[0] == "working-set":
         notes.append(
             f"--penalty l1 takes the column layout for this many features: 'streamcd columns {dataset.path}' makes it"
         )

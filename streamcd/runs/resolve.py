@@ -74,47 +74,48 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
         bias_because = "that of the run it starts from"
     elif bias == "auto":
         bias, bias_because = BIAS_BY_SOURCE[dataset.made_from]
-    options = replace(options, loss=loss, bias=float(bias))
+    given = {one.name: getattr(options, one.name) for one in fields(ProblemOptions)}
+    problem = ProblemOptions(**given | {"loss": loss, "bias": float(bias)})
 
     # the method
     because = ""
-    if options.method == "auto":
-        method, because = choose_method(options, dataset, folds, start)
-        options = replace(options, method=method)
-    solver = SOLVERS[options.loss, options.method]
-    choices.append(f"method {options.method}{because and f': {because}'}")
+    if problem.method == "auto":
+        method, because = choose_method(options, problem, dataset, folds, start)
+        problem = replace(problem, method=method)
+    solver = SOLVERS[problem.loss, problem.method]
+    choices.append(f"method {problem.method}{because and f': {because}'}")
     if workers is not None:
-        _check_workers(options)
+        _check_workers(problem)
     elif options.worker_timeout is not None:
         raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
 
     # acceleration
-    if because := _why_plain(options):
-        if options.acceleration != "auto":
-            raise UsageError(f"acceleration {options.acceleration:g}: {because}; leave it at auto or none")
+    if because := _why_plain(problem, options.eps):
+        if problem.acceleration != "auto":
+            raise UsageError(f"acceleration {problem.acceleration:g}: {because}; leave it at auto or none")
         if solver.accelerates:
             choices.append(f"without acceleration: {because}")
-        options = replace(options, acceleration="none")
+        problem = replace(problem, acceleration="none")
     choices.append(f"bias {'none' if float(bias) < 0 else f'{bias:g}'}: {bias_because}")
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
     sizes = dataset, int(options.memory), folds, workers
     try:
-        groups = plan_groups(options, *sizes)
+        groups = plan_groups(problem, *sizes)
     except BudgetError:
-        if options.acceleration == "none":
+        if problem.acceleration == "none":
             raise
-        options = replace(options, acceleration="none")
-        groups = plan_groups(options, *sizes)
+        problem = replace(problem, acceleration="none")
+        groups = plan_groups(problem, *sizes)
         scores = " and one of the scores'" if solver.layout == "columns" else ""
         notes.append(
             f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
             f"{format_size(groups.memory)}"
         )
     if options.plan is not None:
-        problem = problem_of(options, dataset, folds=folds)
-        check_holding(options.plan, dataset, training_memory(options, problem, problem, dataset))
+        lanes = problem_of(problem, dataset, folds=folds)
+        check_holding(options.plan, dataset, training_memory(problem, lanes, lanes, dataset))
         groups = groups._replace(number=1, plan=options.plan)
     if workers is not None:
         notes.append(describe_worker_budget(groups.memory))
@@ -131,11 +132,11 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
     if workers is not None:
         timeout = WORKER_TIMEOUT if options.worker_timeout is None else float(options.worker_timeout)
         rounds = SharedRounds(timeout, int(options.memory) if workers else None)
-    centre = dataset.centre if options.unpenalized_bias else None
+    centre = dataset.centre if problem.unpenalized_bias else None
     config = RunConfig(
         dataset=str(dataset.path.resolve()),
         fingerprint=dataset.fingerprint,
-        options=ProblemOptions(**{one.name: getattr(options, one.name) for one in fields(ProblemOptions)}),
+        options=problem,
         memory=groups.memory,
         plan=groups.plan,
         n_groups=groups.number,
@@ -258,7 +259,11 @@ _MOST_PRODUCTS = 64
 
 
 def choose_method(
-    options: TrainOptions, dataset: Dataset, folds: int = 0, start: RunConfig | None = None
+    options: TrainOptions,
+    problem: ProblemOptions,
+    dataset: Dataset,
+    folds: int = 0,
+    start: RunConfig | None = None,
 ) -> tuple[str, str]:
     """Choose the method, with the reason; no layout is built, though one may be needed that there is not yet.
 
@@ -275,11 +280,11 @@ def choose_method(
     With l1 and elasticnet newton takes data with few features, and data without a column layout; working-set takes the rest.
     Where newton does not fit in memory, from 4 on, its data are those of the other method.
     """
-    penalty = options.penalty
-    has_newton = "newton" in methods_for(options.loss)
+    penalty = problem.penalty
+    has_newton = "newton" in methods_for(problem.loss)
     if penalty == "l2" and start is not None:
         return "newton" if has_newton and start.options.method == "newton" else "dual", ""
-    of_steps = options.omega != 1.0, options.acceleration != "auto", options.eps is not None
+    of_steps = problem.omega != 1.0, problem.acceleration != "auto", options.eps is not None
     if penalty == "l2" and any(of_steps):
         return "dual", ""
     method = "dual"
@@ -288,11 +293,11 @@ def choose_method(
         return method, reason
     memory = int(options.memory)
     workers = options.n_workers
-    n_lanes = problem_of(options, dataset, folds=folds, memory=memory).n_lanes
+    n_lanes = problem_of(problem, dataset, folds=folds, memory=memory).n_lanes
     matrices = _MATRICES * 8 * n_lanes * (dataset.n_features + 1) ** 2
     few = matrices <= _SHARE * memory / (workers or 1)  # of a machine, its workers share the memory
     if penalty == "l2":
-        newton = _why_newton(options, dataset, n_lanes, few, folds)
+        newton = _why_newton(options, problem, dataset, n_lanes, few, folds)
     else:
         method = "working-set"
         reason = f"it trains with the penalty {penalty} from the column layout"
@@ -305,7 +310,7 @@ def choose_method(
     if not newton:
         return method, reason
     try:
-        plan_groups(replace(options, method="newton", acceleration="none"), dataset, memory, folds, workers)
+        plan_groups(replace(problem, method="newton", acceleration="none"), dataset, memory, folds, workers)
     except BudgetError:
         if folds and penalty == "l2":
             return method, ""
@@ -313,13 +318,15 @@ def choose_method(
     return "newton", newton
 
 
-def _why_newton(options: TrainOptions, dataset: Dataset, n_lanes: int, few: bool, folds: int) -> str:
+def _why_newton(
+    options: TrainOptions, problem: ProblemOptions, dataset: Dataset, n_lanes: int, few: bool, folds: int
+) -> str:
     """Return why newton takes less time than dual, whether or not its matrices fit; empty where it does not."""
     n_rows = dataset.n_rows
     n_entries = dataset.n_entries
     size = dataset.n_features + 1
     lanes_of_fold = n_lanes // max(folds, 1)
-    C_mean_square = max(options.C) * (row_mean_square(dataset, centred=options.unpenalized_bias) or 0.0)
+    C_mean_square = max(problem.C) * (row_mean_square(dataset, centred=problem.unpenalized_bias) or 0.0)
     has_few_products = n_entries * lanes_of_fold <= _MOST_PRODUCTS * n_rows
     if options.n_workers is not None:
         tall = few and has_few_products and n_rows >= _ROWS_PER_FEATURE * size
@@ -333,7 +340,7 @@ def _why_newton(options: TrainOptions, dataset: Dataset, n_lanes: int, few: bool
     assert options.tol is not None  # else with `eps`, and by dual
     figures = n_rows, size, n_entries, C_mean_square, options.tol
     # many costs share the passes of a search
-    faster = few and not folds and newton_is_faster(options.loss, *figures, is_streamed=is_streamed)
+    faster = few and not folds and newton_is_faster(problem.loss, *figures, is_streamed=is_streamed)
     if is_streamed and (faster or (long and not folds)):
         return "few features, and rows that are read from disk: it needs the fewest reads"
     if long and not is_streamed:  # newton's passes alone end where features are badly scaled
@@ -345,7 +352,7 @@ def reads_columns(options: TrainOptions, dataset: Dataset) -> bool:
     """Tell whether the method, or the one that is chosen for auto, reads the column layout."""
     method = options.method
     if method == "auto":
-        method, _ = choose_method(options, dataset)
+        method, _ = choose_method(options, options, dataset)
     return SOLVERS[options.loss, method].layout == "columns"
 
 
@@ -424,32 +431,32 @@ def newton_is_faster(
 # Acceleration, workers
 
 
-def _why_plain(options: TrainOptions) -> str:
+def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
     """Return why there is no acceleration; empty where there is."""
-    solver = SOLVERS[options.loss, options.method]
-    if options.acceleration == "none":
+    solver = SOLVERS[problem.loss, problem.method]
+    if problem.acceleration == "none":
         return ""
     if not solver.accelerates:
-        return f"{options.loss} by method {options.method} cannot be accelerated"
-    if options.omega != 1.0:
-        return f"it cannot be combined with omega {options.omega}"
-    if not solver.keeps_alpha and options.acceleration != "auto":
-        return f"the strength of that of method {options.method} cannot be given"
-    if options.eps is not None and solver.keeps_alpha:
+        return f"{problem.loss} by method {problem.method} cannot be accelerated"
+    if problem.omega != 1.0:
+        return f"it cannot be combined with omega {problem.omega}"
+    if not solver.keeps_alpha and problem.acceleration != "auto":
+        return f"the strength of that of method {problem.method} cannot be given"
+    if eps is not None and solver.keeps_alpha:
         return "LIBLINEAR's rule (eps) is for plain descent"
     return ""
 
 
-def _check_workers(options: TrainOptions) -> None:
+def _check_workers(problem: ProblemOptions) -> None:
     """Refuse options that training on workers does not have."""
-    if options.omega != 1.0:
+    if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
-    if options.penalty != "l2":
-        raise UsageError(f"--penalty {options.penalty} is for one process, without --workers and --scheduler")
-    if not SOLVERS[options.loss, options.method].rounds:
+    if problem.penalty != "l2":
+        raise UsageError(f"--penalty {problem.penalty} is for one process, without --workers and --scheduler")
+    if not SOLVERS[problem.loss, problem.method].rounds:
         known = ", ".join(str(entry) for entry in SOLVERS.values() if entry.rounds)
         raise UsageError(
-            f"{options.loss} by method {options.method} is not for several workers; expected one of {known}"
+            f"{problem.loss} by method {problem.method} is not for several workers; expected one of {known}"
         )
 
 

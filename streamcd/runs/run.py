@@ -72,7 +72,8 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainO
     True
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     return result
 
@@ -103,7 +104,8 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
     (0.1, ['0.1', '1', '10'])
     """
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        result = train_run(*_begin(dataset, run, options, stop_requested, stack))
+        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
+        result = train_run(directory, training, session, previous)
     warn_unconverged(result, options)
     assert isinstance(result, TuneResult)
     return result
@@ -209,11 +211,13 @@ def _go_on(
     listener = session.listener
     workers = options.n_workers
     if (workers is None) != (config.rounds is None):
-        way = (
-            "without workers" if config.rounds is None else "with --scheduler ADDRESS or --workers N, N >= 1"
-        )
+        begun = "in one process"
+        way = "without workers"
+        if workers is None:
+            begun = "on workers"
+            way = "with --scheduler ADDRESS or --workers N, N >= 1"
         raise UsageError(
-            f"{path}: resume it {way}, as it was begun, or 'streamcd train DATASET NEW --start-from {path}'"
+            f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
         )
     dataset = same_dataset(config)
     if config.scoring is not None:
