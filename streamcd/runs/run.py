@@ -27,7 +27,6 @@ from ..training.result import Result, TuneResult, sum_up
 from .config import (
     DATA,
     ResolvedRun,
-    RunConfig,
     is_begun,
     read_config,
     refuse_existing,
@@ -141,21 +140,18 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
 
     path = local_path(run, "a run")
     with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        directory = stack.enter_context(closing(checkpoint.open_run(path)))
-        config = read_config(path)
-        rule = config.rule
+        rule = read_config(path).rule
         if options.tol is not None:
             rule = replace(rule, tol=options.tol, eps=None)
         if options.max_passes is not None:
             rule = replace(rule, max_passes=options.max_passes)
-        config = replace(
-            config,
-            rule=rule,
-            dataset=config.dataset if options.dataset is None else str(location(options.dataset).resolve()),
-            checkpoint_every=float(options.checkpoint_every or config.checkpoint_every),
-        )
+        changes: dict[str, Any] = {"rule": rule}
+        if options.dataset is not None:
+            changes["dataset"] = str(location(options.dataset).resolve())
+        if options.checkpoint_every is not None:
+            changes["checkpoint_every"] = float(options.checkpoint_every)
         session = Session(options.listener, stop_requested)
-        result = train_run(*_go_on(directory, config, options, session, stack))
+        result = train_run(*_go_on(path, changes, options, session, stack))
     warn_unconverged(result, options)
     return result
 
@@ -184,10 +180,9 @@ def _begin(
         options = replace(options, cv=cv)
     config, notes = resolve(options, dataset)
     if options.resume and is_begun(path, config):
-        directory = stack.enter_context(closing(checkpoint.open_run(path)))
         free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        config = replace(read_config(path), **{name: getattr(config, name) for name in free})
-        return _go_on(directory, config, options, session, stack)
+        changes = {name: getattr(config, name) for name in free}
+        return _go_on(path, changes, options, session, stack)
     training = reopen(path, config, dataset)
     previous = previous_run(training, notes)  # refused before anything is made
     if options.scheduler is not None:
@@ -204,10 +199,11 @@ def _begin(
 
 
 def _go_on(
-    directory: checkpoint.Run, config: RunConfig, options: SessionOptions, session: Session, stack: ExitStack
+    path: Path, changes: dict[str, Any], options: SessionOptions, session: Session, stack: ExitStack
 ) -> Opened:
-    """Resume a run of any kind, whose configuration may have changed in what may."""
-    path = directory.path
+    """Open a run of any kind to resume it, with changes of its configuration."""
+    directory = stack.enter_context(closing(checkpoint.open_run(path)))
+    config = replace(read_config(path), **changes)
     listener = session.listener
     workers = options.n_workers
     if (workers is None) != (config.rounds is None):
