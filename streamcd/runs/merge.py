@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -81,7 +81,7 @@ def merge(datasets: Sequence[str | Path | Dataset], dest: str | Path, options: M
     10000
     """
     folder = local_path(dest, "a dataset to be written")
-    if isinstance(datasets, str | os.PathLike):
+    if isinstance(datasets, str | os.PathLike) or not isinstance(datasets, Iterable):
         raise UsageError(f"expected a list of datasets to merge, found {type(datasets).__name__}")
     opened = [open_dataset(one) for one in datasets]
     if len(opened) < 2:
