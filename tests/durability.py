@@ -72,7 +72,7 @@ def _unkept(disk: Disk, source: Path, target: Path) -> list[str]:
     mark = source.parent / "lock"  # by which what a cut leaves of the work is known as ours
     if disk.is_directory(str(source)) and disk.has(str(mark)) and disk.unsynced(str(mark)):
         found.append(f"{mark}, when work was done beside it")
-    whole = disk.is_directory(str(source)) or target.name in ("manifest.json", "model.json")
+    whole = disk.is_directory(str(source)) or target.name in DESCRIBED
     return found + [
         f"{lost}, when {target} got its name"
         for place in places
