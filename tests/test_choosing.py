@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from sklearn.multiclass import OneVsRestClassifier
 import streamcd
 from streamcd import StreamcdError
 from streamcd import convert as convert_table
+from streamcd.core.files import SEAL, WRITER, write_metadata
 from streamcd.report.scores import CRITERIA
+from streamcd.runs.describe import SCORES
 
 N_ROWS, N_FEATURES = 240, 5
 COSTS = [0.05, 2.0]
@@ -187,3 +190,18 @@ def test_folds_without_rows_are_refused_or_told(tmp_path: Path) -> None:
     heard = Heard()
     streamcd.tune(few, tmp_path / "search", C=[0.1, 1.0], cv=7, listener=heard)
     assert any("its score counts as 0" in text for text in heard.warnings)
+
+
+@pytest.mark.parametrize("change", [{"best_C": None}, {"scores": 3}, {"scored_by": None}])
+def test_scores_with_a_seal_but_without_what_they_tell_are_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    streamcd.tune(convert("two", tmp_path / "data"), tmp_path / "run", C=COSTS, max_passes=20)
+    path = tmp_path / "run" / "scores.json"
+    of_file = ("format", "format_version", SEAL, WRITER)
+    fields = {name: value for name, value in json.loads(path.read_text()).items() if name not in of_file}
+    changed = {name: value for name, value in (fields | change).items() if value is not None}
+    write_metadata(path, SCORES, changed)
+    found = command_line.run("info", tmp_path / "run")
+    assert found.returncode == 2
+    assert "scores.json: damaged" in found.stderr

@@ -160,6 +160,16 @@ def test_datasets_encoded_in_another_way_are_refused_by_name(
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.parametrize("order", [("plain", "with keys"), ("with keys", "plain")])
+def test_datasets_that_keep_other_columns_are_refused_by_name(tmp_path: Path, order: tuple[str, str]) -> None:
+    frame = pd.DataFrame({"key": [f"r{k}" for k in range(40)], "x": np.arange(40.0), "y": [0, 1] * 20})
+    streamcd.convert(frame[["x", "y"]], tmp_path / "plain", label="y")
+    streamcd.convert(frame, tmp_path / "with keys", label="y", id="key")
+    with pytest.raises(StreamcdError, match=f"{order[1]}: columns kept beside the rows differs"):
+        streamcd.merge([tmp_path / name for name in order], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
 def test_an_output_that_is_there_or_an_input_is_refused(tmp_path: Path) -> None:
     rows = random_rows(200, 20)
     a, b = convert(rows, tmp_path / "a", 0, 100), convert(rows, tmp_path / "b", 100)

@@ -531,6 +531,7 @@ def test_a_configuration_with_a_wrong_type_is_refused_by_name(interrupted: Calla
 
 WRONG_VALUES = [
     (("folds",), -1),
+    (("folds",), 1),
     (("folds",), 10**9),
     (("options", "loss"), "absolute"),
     (("options", "method"), "bisection"),

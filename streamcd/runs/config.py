@@ -65,6 +65,10 @@ class RunConfig(LoopConfig):
     bias_because: str = ""  # why the bias is as it is
     centred: str = ""  # what is, see `ResolvedRun`
 
+    def __post_init__(self) -> None:
+        if self.folds == 1:
+            raise UsageError(f"folds: expected 0, or 2 to {MAX_FOLDS}, found 1")
+
 
 def read_config(path: Path) -> RunConfig:
     """Read the configuration of a run directory; refused if it is not one, or damaged."""

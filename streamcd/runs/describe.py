@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError
-from ..core.files import Kind, read_metadata, release_lock, take_lock
+from ..core.files import Kind, Structure, read_metadata, release_lock, take_lock
 from ..core.storage import Location, local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.staging import leftovers
@@ -159,10 +159,25 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     }
 
 
+class _OfFolds(Structure):
+    folds: list[float]
+    mean: float
+    accuracy: float = 0.0
+    auc: float = 0.0
+    auc_error: float = 0.0
+
+
+class _Scores(Structure):
+    scores: dict[str, _OfFolds]
+    best_C: float
+    best_l1: float
+    scored_by: str
+
+
 SCORES = Kind(
     "streamcd-scores",
     2,
-    dict[str, Any],
+    _Scores,
     CheckpointError,
     "remove it, and 'streamcd resume RUN' makes it again",
 )

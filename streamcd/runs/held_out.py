@@ -164,20 +164,31 @@ def _score_folds(
     make_room(memory, sum(needs.values()))
     measured: dict[Setting, dict[str, list[float]]] = {}
     for group in search.groups:
-        folds = _read_folds(search, group, criteria, needs["scores"] // n_models)
-        n_columns = max(w.shape[1] for _, _, w in folds)
-        n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
-        score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
-        blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
-        for models, decisions, *rows in blocks:
-            for model, of_model in zip(models, np.split(decisions, len(models), axis=1), strict=True):
-                model.add(of_model, *rows)
-        for _, models, _ in folds:
-            for model in models:
-                for name, figure in model.figures().items():
-                    measured.setdefault(model.setting, {}).setdefault(name, []).append(figure)
-        del folds, models, model, score_chunk  # with their weights, before those of the next group are read
+        for setting, figures in _score_group(
+            search, group, criteria, needs["scores"] // n_models, left, session
+        ):
+            for name, figure in figures.items():
+                measured.setdefault(setting, {}).setdefault(name, []).append(figure)
     return measured
+
+
+def _score_group(
+    search: ResolvedRun, group: str, criteria: Sequence[str], areas_bytes: int, left: int, session: Session
+) -> list[tuple[Setting, dict[str, float]]]:
+    """Return setting and figures of each model of a group, by fold; its weights are gone before the next group's are read.
+
+    A model's areas take `areas_bytes`, threads the bytes that are `left`.
+    """
+    dataset = search.dataset
+    folds = _read_folds(search, group, criteria, areas_bytes)
+    n_columns = max(w.shape[1] for _, _, w in folds)
+    n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
+    score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
+    blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
+    for models, decisions, *rows in blocks:
+        for model, of_model in zip(models, np.split(decisions, len(models), axis=1), strict=True):
+            model.add(of_model, *rows)
+    return [(model.setting, model.figures()) for _, models, _ in folds for model in models]
 
 
 def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory: int) -> list[Fold]:

@@ -111,6 +111,7 @@ def _encoding(dataset: Dataset) -> dict[str, Any]:
     records = {name: manifest.get(name) or {} for name in ("categories", "indices")}
     return {
         "kind_of_labels": "targets" if dataset.has_targets else "classes",
+        "columns_kept_beside_the_rows": dataset.kept,
         **{name: manifest.get(name) for name in names},
         **{name: record.get("content") or record.get("checksum") for name, record in records.items()},
         "number_of_features": manifest.get("encoding") and dataset.n_features,
@@ -179,14 +180,10 @@ def _linked_parts(datasets: Sequence[Dataset], folder: Path, listener: Listener)
             for table, name in names.items():
                 _link(Path(str(dataset.path)) / record[table], folder / name)
             record = {**record, **names, "source": record.get("source", 0) + n_before}
-            n_empty = (
-                0 if start else norms["n_empty"]
-            )  # once: each part has the norms of all rows of its dataset
-            yield Part(
-                record,
-                {name: column[start:stop] for name, column in chunks.items()},
-                [least, norms["max"], mean_square, n_empty],
-            )
+            # each part has the norms of all rows of its dataset, of which those without entries are counted once
+            n_empty = 0 if start else norms["n_empty"]
+            columns = {name: column[start:stop] for name, column in chunks.items()}
+            yield Part(record, columns, [least, norms["max"], mean_square, n_empty])
             number += 1
             listener.progress(Progress("merge", number, n_parts, "shards"))
         n_before += dataset.n_rows
