@@ -292,6 +292,15 @@ def test_other_classes_and_no_known_shard_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_does_not_tell_its_shards_is_no_start_for_other_data(tmp_path: Path) -> None:
+    data = merged(tmp_path, multiclass(n_rows=300), 250)
+    streamcd.train(tmp_path / "part-0", tmp_path / "old", max_passes=2)
+    shutil.rmtree(tmp_path / "old" / "data")
+    with pytest.raises(StreamcdError, match="old does not tell the shards that it was trained on"):
+        streamcd.train(data, tmp_path / "new", start_from=tmp_path / "old")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_start_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     """Windows of two chunks, dual variables in pages on disk, two values of C."""
     data = merged(tmp_path, multiclass(n_rows=600), 560)

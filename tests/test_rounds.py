@@ -440,6 +440,9 @@ def test_a_round_that_is_lost_leaves_no_trace_and_one_that_always_is_ends_the_ru
 def test_what_does_not_go_with_workers_is_refused(data: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="worker_timeout"):
         streamcd.train(data, tmp_path / "run", worker_timeout=2.0)
+    with pytest.raises(UsageError, match="plan: workers make their own"):
+        streamcd.train(data, tmp_path / "run", workers=2, memory="2GB", plan=(1000, 100))
+    assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="too small"):
         streamcd.train(data, tmp_path / "run", memory="200MB", client=Simulation(2))
     with pytest.raises(UsageError, match="one process"):

@@ -114,6 +114,8 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
             f"{format_size(groups.memory)}"
         )
     if options.plan is not None:
+        if workers is not None:
+            raise UsageError("plan: workers make their own plans from their memory and their shards")
         lanes = problem_of(problem, dataset, folds=folds)
         check_holding(options.plan, dataset, training_memory(problem, lanes, lanes, dataset))
         groups = groups._replace(number=1, plan=options.plan)

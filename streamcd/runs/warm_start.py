@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError, UsageError
+from ..core.errors import CheckpointError, DatasetError, UsageError
 from ..core.memory_budget import BLOCK_WEIGHTS
 from ..dataset.dataset import Dataset
 from ..dataset.feature_order import SourceRows
@@ -253,7 +253,12 @@ def previous_run(new: ResolvedRun, notes: list[str]) -> WarmStart | None:
 
 def _known_shards(run: Path, dataset: Dataset) -> tuple[Dataset, np.ndarray]:
     """Return a run's dataset, of which no rows can be read, and the chunk there that each of `dataset` is, -1 for none."""
-    old = Dataset.open(run / DATA, check_files=False)
+    try:
+        old = Dataset.open(run / DATA, check_files=False)
+    except DatasetError as error:
+        raise UsageError(
+            f"start_from: {run} does not tell the shards that it was trained on: {error}"
+        ) from None
     chunk_of = np.full(dataset.n_chunks, -1)
     known = dict(_shards(old))
     for shard, chunks in _shards(dataset):
