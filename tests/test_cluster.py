@@ -307,7 +307,7 @@ def test_memory_of_local_workers_is_shared_out_anew(client: Any, data: Dataset, 
     assert memory[0] == 1_000_000_000  # each worker of a cluster has all of it
     with pytest.raises(
         UsageError,
-        match=r"is too small: .*\(3 times\) .* 200 MB to hand out the work .*resume with fewer workers",
+        match=r"is too small: .*\(3 times\) .* 200 MB to hand out the work .*give fewer workers",
     ):
         streamcd.resume(run, client=client, workers=3)
 

@@ -16,7 +16,7 @@ import click
 
 from ..core.errors import Interrupted, StreamcdError, in_command
 from ..core.options import Section
-from ..runs.interrupts import handled, ignore
+from ..core.signals import ignore, signal_handler
 from . import console
 
 _HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -113,7 +113,7 @@ class Program(click.Group):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         arguments = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        with handled(_stop, signal.SIGINT, signal.SIGTERM), _as_command():
+        with signal_handler(_stop, signal.SIGINT, signal.SIGTERM), _as_command():
             try:
                 status = super().main(arguments, prog_name or "streamcd", **extra)
             except BrokenPipeError:

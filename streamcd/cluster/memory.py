@@ -11,7 +11,7 @@ from ..core.parallel import memory_per_worker
 from ..dataset.dataset import Dataset
 from ..solvers.problem import Problem
 from ..stream.arenas import RowLayout
-from ..stream.memory_plan import Plan, SolverMemory, make_plan
+from ..stream.memory_plan import SolverMemory
 
 COPIES = 6
 """What a worker or the coordinating process holds at most of what workers send, beside w and w(alpha): the local change, a
@@ -48,30 +48,24 @@ def worker_plan_memory(dataset: Dataset, problem: Problem, memory: SolverMemory)
     return replace(memory, layout=layout, weights=model_bytes(problem, memory), rows=COPIES * a_chunk)
 
 
-def worker_memory(
-    shared: int, n_workers: int, weights_bytes: int, advice: str = "give a larger --memory or fewer --workers"
-) -> int:
-    """Return each local worker's part of a budget shared with this process, in bytes.
-
-    `weights_bytes` are those of `model_bytes`, which this process holds like each of them.
-    """
-    weights = {"weights": weights_bytes}
-    more = memory_per_worker(shared, n_workers, {"dask": DASK_BYTES, **weights}, weights, advice, apart=True)
-    return RESERVED_BYTES + DASK_BYTES + weights_bytes + more
-
-
-def plan_worker(
+def share_memory(
     dataset: Dataset, problem: Problem, memory: SolverMemory, budget: int, local_workers: int
-) -> tuple[Plan, int]:
-    """Return the plan of a worker that has all shards, and its bytes: the budget, or a part of it for each local worker."""
+) -> tuple[SolverMemory, int]:
+    """Return a solver's memory in a worker, and the worker's bytes: the budget, or a part of it for each local worker.
+
+    Local workers share the budget with this process, which holds the solver's arrays like each of them. A worker's plan is
+    for its bytes less `WORKER_BYTES`.
+    """
     weights = model_bytes(problem, memory)
-    each = budget
-    refusal = None
-    if local_workers:
-        each = worker_memory(budget, local_workers, weights)
-        refusal = (
-            f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
-            f"{format_size(each - WORKER_BYTES)}, where"
-        )
     memory = worker_plan_memory(dataset, problem, memory)
-    return make_plan(dataset, each - WORKER_BYTES, memory, refusal), each
+    if not local_workers:
+        return memory, budget
+    needs = {"weights": weights}
+    advice = "give fewer --workers, or train with a larger --memory"
+    more = memory_per_worker(budget, local_workers, {"dask": DASK_BYTES, **needs}, needs, advice, apart=True)
+    each = RESERVED_BYTES + DASK_BYTES + weights + more
+    refusal = (
+        f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
+        f"{format_size(each - WORKER_BYTES)}, where"
+    )
+    return replace(memory, refusal=refusal), each

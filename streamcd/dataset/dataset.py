@@ -62,8 +62,6 @@ class Dataset(ChunkedTable):
         Part of each chunk, and row group in that part.
     row_start, entry_start : ndarray of int64, shape (n_chunks + 1,)
         Chunk ``c`` holds rows ``row_start[c]:row_start[c + 1]``, and entries likewise.
-    held_bytes : int
-        Memory that it takes in proportion to its rows: none, but where it is some rows of another.
 
     Examples
     --------
@@ -76,7 +74,6 @@ class Dataset(ChunkedTable):
 
     KIND = ROW_LAYOUT
     TABLES: ClassVar = FIRST_OF_ROWS
-    held_bytes = 0
     _folds: np.ndarray | None = None
 
     def __init__(
@@ -343,10 +340,9 @@ class Dataset(ChunkedTable):
                 deviations[piece["feature"]] = np.minimum(estimate, half)
         return deviations
 
-    def use_folds(self, folds: np.ndarray) -> None:
-        """Assign rows to the folds of a cross-validation: uint8, in the order of the source."""
+    def use_folds(self, folds: np.ndarray | None) -> None:
+        """Assign rows to the folds of a cross-validation: uint8, in the order of the source; None for those by a hash."""
         self._folds = folds
-        self.held_bytes += folds.nbytes
 
     def folds_of(self, source: np.ndarray, seed: int, n_folds: int) -> np.ndarray:
         """Return the folds of rows of the source, uint8: as assigned, else by a hash of them and the seed."""

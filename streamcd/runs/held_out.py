@@ -5,19 +5,14 @@ without it, in one read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-from ..core.errors import UsageError
 from ..core.memory_budget import RUNNING_BYTES, make_room, require
 from ..core.parallel import Threads
 from ..core.setting import Setting, class_indices
-from ..dataset.dataset import Dataset
-from ..dataset.kept_columns import coded_texts
 from ..dataset.schema import ChunkData
 from ..models.scoring import ClassDecoder, decisions_of
 from ..prediction.scorer import affordable_threads, chunk_bytes, scored_chunks
@@ -151,7 +146,7 @@ def _score_folds(
         "weights": 2 * 8 * problem.n_features * n_vectors,
         "one chunk": chunk_bytes(dataset),
         "decisions": 2 * _BYTES,
-        "folds of rows": dataset.held_bytes,
+        "folds of rows": dataset.n_rows if dataset.fold_column else 0,
         "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
     }
     left = require(memory, needs, reserved=RUNNING_BYTES)
@@ -228,43 +223,3 @@ def _score_chunk(
                 label = data.label[row]
                 code = None if problem.has_targets else class_indices(problem.classes, label)[0]
                 yield models, decisions, label, code, data.weight[row]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Folds
-
-
-_MOST_FOLDS = 20
-"""Largest number of values of a column of folds that are a fold each; more of them are hashed to folds."""
-
-
-def with_folds(dataset: Dataset, cv: int, memory: int) -> tuple[Dataset, int]:
-    """Return the dataset with the folds of a search, `cv` unless a column of the dataset tells, and their number."""
-    name = dataset.fold_column
-    if not name:
-        if cv > dataset.n_rows:
-            raise UsageError(
-                f"--cv {cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
-            )
-        return dataset, cv
-    distinct = set[str]()
-    n_missing = 0
-    for array in dataset.read_kept(name):
-        texts, codes = coded_texts(array)
-        distinct.update(texts)
-        n_missing += int(np.count_nonzero(codes < 0))
-        values = f"{len(distinct):,} values of {name!r} so far"
-        require(memory, {"folds of rows": 2 * dataset.n_rows, values: 400 * len(distinct)})
-    if n_missing or len(distinct) < 2:
-        wrong = f"{n_missing:,} rows without" if n_missing else f"{min(map(repr, distinct))} alone"
-        raise UsageError(f"{dataset.path}: column {name!r}: expected the folds of the rows, found {wrong}")
-    is_hashed = len(distinct) > _MOST_FOLDS
-    fold_of = {
-        text: crc32(text.encode()) % cv if is_hashed else number
-        for number, text in enumerate(sorted(distinct))
-    }
-    parts = (coded_texts(array) for array in dataset.read_kept(name))
-    folds = [np.array([fold_of[text] for text in texts], np.uint8)[codes] for texts, codes in parts]
-    folded = copy(dataset)
-    folded.use_folds(np.concatenate(folds))
-    return folded, cv if is_hashed else len(distinct)

@@ -1,4 +1,4 @@
-"""Resolution of a run's options on a dataset: loss, bias, method, acceleration, groups of lanes and the memory plan.
+"""Resolution of a run's options on a dataset: folds, loss, bias, method, acceleration, groups of lanes, the memory plan.
 
 Each is a function of what stands before it. Notes tell what was chosen, and why; nothing is written, and nothing read but
 the dataset and the configuration of the run that a new one starts from.
@@ -7,9 +7,11 @@ the dataset and the configuration of the run that a new one starts from.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from ..dataset.column_layout import has_columns
 from ..dataset.dataset import Dataset
 from ..dataset.diagnostics import ACCELERATED_FACTOR, BAD_MEAN_SQUARE, row_mean_square
 from ..dataset.in_memory import InMemoryDataset
+from ..dataset.kept_columns import coded_texts
 from ..dataset.schema import MAX_CLASSES
 from ..kernels.loss_table import LOSSES, SOLVERS, methods_for
 from ..solvers.problem import Problem
@@ -51,11 +54,10 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
     ----------
     options : TrainOptions
     dataset : Dataset
-        With the folds of a search.
     """
     workers = options.n_workers
     start = None if options.start_from is None else read_config(Path(options.start_from))
-    folds = options.cv if isinstance(options, TuneOptions) else 0
+    folds = count_folds(dataset, options.cv) if isinstance(options, TuneOptions) else 0
     choices = []
 
     # the loss, by the labels
@@ -85,7 +87,7 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
     solver = SOLVERS[problem.loss, problem.method]
     choices.append(f"method {problem.method}{because and f': {because}'}")
     if workers is not None:
-        _check_workers(problem)
+        _check_workers(problem, options.plan)
     elif options.worker_timeout is not None:
         raise UsageError("worker_timeout is for training on workers; give --scheduler or --workers")
 
@@ -100,7 +102,7 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
     notes = ["; ".join(choices)]
 
     # groups of lanes and the plan; without acceleration where its arrays do not fit
-    sizes = dataset, int(options.memory), folds, workers
+    sizes = dataset, int(options.memory), folds, workers, options.plan
     try:
         groups = plan_groups(problem, *sizes)
     except BudgetError:
@@ -113,12 +115,6 @@ def resolve(options: TrainOptions, dataset: Dataset) -> tuple[RunConfig, list[st
             f"trained without acceleration, which takes one more array of the weights' size{scores}: that does not fit in "
             f"{format_size(groups.memory)}"
         )
-    if options.plan is not None:
-        if workers is not None:
-            raise UsageError("plan: workers make their own plans from their memory and their shards")
-        lanes = problem_of(problem, dataset, folds=folds)
-        check_holding(options.plan, dataset, training_memory(problem, lanes, lanes, dataset))
-        groups = groups._replace(number=1, plan=options.plan)
     if workers is not None:
         notes.append(describe_worker_budget(groups.memory))
     elif not groups.plan.resident:
@@ -223,6 +219,63 @@ def _criterion(options: TuneOptions, loss: str, dataset: Dataset) -> str:
             "--scoring auc"
         )
     return scoring
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Folds
+
+
+_MOST_FOLDS = 20
+"""Largest number of values of a column of folds that are a fold each; more of them are hashed to folds."""
+
+
+def count_folds(dataset: Dataset, cv: int) -> int:
+    """Return the number of folds of a search: `cv` unless a column of the dataset tells."""
+    if dataset.fold_column:
+        names = _names_of_folds(dataset)
+        return cv if len(names) > _MOST_FOLDS else len(names)
+    if cv > dataset.n_rows:
+        raise UsageError(
+            f"--cv {cv}: expected a row for each fold, found {dataset.n_rows} rows; give a smaller --cv"
+        )
+    return cv
+
+
+def with_folds(dataset: Dataset, folds: int) -> Dataset:
+    """Return the dataset with the folds of a search, if it has a column of them: a byte for each row."""
+    if not folds or not dataset.fold_column:
+        return dataset
+    names = _names_of_folds(dataset)
+    fold_of_row = np.empty(dataset.n_rows, np.uint8)
+    start = 0
+    for array in dataset.read_kept(dataset.fold_column):
+        texts, codes = coded_texts(array)
+        if len(names) > _MOST_FOLDS:
+            numbers = [crc32(text.encode()) % folds for text in texts]
+        else:
+            numbers = [names.index(text) for text in texts]
+        fold_of_row[start : start + codes.size] = np.array(numbers, np.uint8)[codes]
+        start += codes.size
+    folded = copy(dataset)
+    folded.use_folds(fold_of_row)
+    return folded
+
+
+def _names_of_folds(dataset: Dataset) -> list[str]:
+    """Return the distinct values of the column of folds, sorted; of many some."""
+    names = set[str]()
+    n_missing = 0
+    for array in dataset.read_kept(dataset.fold_column):
+        texts, codes = coded_texts(array)
+        if len(names) <= _MOST_FOLDS:
+            names.update(texts)
+        n_missing += int(np.count_nonzero(codes < 0))
+    if n_missing or len(names) < 2:
+        wrong = f"{n_missing:,} rows without" if n_missing else f"{min(map(repr, names))} alone"
+        raise UsageError(
+            f"{dataset.path}: column {dataset.fold_column!r}: expected the folds of the rows, found {wrong}"
+        )
+    return sorted(names)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -449,8 +502,10 @@ def _why_plain(problem: ProblemOptions, eps: float | None) -> str:
     return ""
 
 
-def _check_workers(problem: ProblemOptions) -> None:
+def _check_workers(problem: ProblemOptions, plan: Plan | None) -> None:
     """Refuse options that training on workers does not have."""
+    if plan is not None:
+        raise UsageError("plan: workers make their own plans from their memory and their shards")
     if problem.omega != 1.0:
         raise UsageError("omega is for one process: on workers a line search sets the length of steps")
     if problem.penalty != "l2":
@@ -493,20 +548,29 @@ def training_memory(
         weights += dataset.centre.table.nbytes
     # of rows in memory the state is there too
     state = dataset.n_rows * memory.layout.state_bytes if isinstance(dataset, InMemoryDataset) else 0
-    return replace(memory, weights=weights, rows=memory.rows + state + dataset.held_bytes)
+    folds = dataset.n_rows if problem.n_folds and dataset.fold_column else 0
+    return replace(memory, weights=weights, rows=memory.rows + state + folds)
 
 
 def plan_groups(
-    options: ProblemOptions, dataset: Dataset, budget: int, folds: int = 0, workers: int | None = None
+    options: ProblemOptions,
+    dataset: Dataset,
+    budget: int,
+    folds: int = 0,
+    workers: int | None = None,
+    plan: Plan | None = None,
 ) -> Groups:
-    """Divide the lanes into groups.
+    """Divide the lanes into groups; with a plan that is given they are one.
 
     `workers` is None for this process alone, 0 for those of a cluster, each of which has all of the budget, or else the
     number of those of this machine, which share it; the plan is that of one with all shards.
     """
     problem = problem_of(options, dataset, folds=folds, memory=budget)
     n_lanes = problem.n_lanes
-    block = problem.block_lanes if folds else 1  # lanes of a fold are scored together
+    if plan is not None:
+        check_holding(plan, dataset, training_memory(options, problem, problem, dataset))
+        return Groups(1, n_lanes, plan, budget)
+    block = problem.block_lanes if problem.n_folds else 1  # lanes of a fold are scored together
     n_blocks = n_lanes // block
     largest_chunk = int(np.diff(dataset.entry_start).max(initial=1))
     sizes = sorted({-(-n_blocks // n_groups) for n_groups in range(1, n_blocks + 1)}, reverse=True)
@@ -514,21 +578,22 @@ def plan_groups(
         number = -(-n_blocks // size)
         lanes = problem.subset(range(size * block))
         memory = training_memory(options, problem, lanes, dataset)
+        share = budget
+        beside = 0
         try:
-            if workers is None:
-                plan = make_plan(dataset, budget, memory)
-                share = budget
-            else:
-                from ..cluster.memory import plan_worker  # only where there are workers
+            if workers is not None:
+                from ..cluster.memory import WORKER_BYTES, share_memory  # only where there are workers
 
-                plan, share = plan_worker(dataset, lanes, memory, budget, workers)
+                memory, share = share_memory(dataset, lanes, memory, budget, workers)
+                beside = WORKER_BYTES
+            made = make_plan(dataset, share - beside, memory)
         except BudgetError:
             if size == 1:
                 raise
             continue
-        mixed = plan.window_entries // largest_chunk
-        if plan.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
-            return Groups(number, n_lanes, plan, share)
+        mixed = made.window_entries // largest_chunk
+        if made.resident or mixed >= _LEAST_MIXED_CHUNKS or size == 1:
+            return Groups(number, n_lanes, made, share)
     raise AssertionError("a single lane has a plan, or is refused")
 
 
@@ -538,21 +603,13 @@ def describe_worker_budget(n_bytes: int) -> str:
 
 
 def share_memory_anew(run: ResolvedRun, workers: int) -> RunConfig:
-    """Return the configuration for another number of workers, local ones or 0, by the budget that the run was begun with.
-
-    Workers of this machine share it; each of a cluster has all of it.
-    """
-    from ..cluster.memory import model_bytes, worker_memory
+    """Return the configuration for another number of workers, local ones or 0, by the budget that the run was begun with."""
+    from ..cluster.memory import share_memory
 
     config = run.config
     assert config.rounds is not None
-    memory = budget = config.rounds.shared_memory or config.memory
-    if workers:
-        lanes = run.problem.subset(next(iter(run.groups.values())))
-        memory = worker_memory(
-            budget,
-            workers,
-            model_bytes(lanes, training_memory(config.options, run.problem, lanes, run.dataset)),
-            "the run was begun with it: resume with fewer --workers, or with --scheduler on other machines",
-        )
-    return replace(config, memory=memory, rounds=replace(config.rounds, shared_memory=budget))
+    budget = config.rounds.shared_memory or config.memory
+    lanes = run.problem.subset(next(iter(run.groups.values())))
+    memory = training_memory(config.options, run.problem, lanes, run.dataset)
+    _, share = share_memory(run.dataset, lanes, memory, budget, workers)
+    return replace(config, memory=share, rounds=replace(config.rounds, shared_memory=budget))

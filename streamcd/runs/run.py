@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+import warnings
 from collections import Counter
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from ..core.errors import UsageError, counted
+from ..core.errors import (
+    ConvergenceWarning,
+    Interrupted,
+    UsageError,
+    counted,
+    escaped,
+    in_command,
+    in_words_of_caller,
+)
 from ..core.files import replacing, write_metadata
 from ..core.memory_budget import RUNNING_BYTES, peak_memory_bytes, warn_of_memory
 from ..core.options import Listener, takes
+from ..core.signals import ignore, signal_handler
 from ..core.storage import local_path, location
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.diagnostics import advice
@@ -22,11 +35,12 @@ from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text, scores_of
 from ..solvers.protocol import SolverOptions, solver_class
 from ..training import checkpoint
-from ..training.loop import Loop, Session, StopRequested, TrainingLoop
+from ..training.loop import Loop, Session, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
 from .config import (
     DATA,
     ResolvedRun,
+    RunConfig,
     is_begun,
     read_config,
     refuse_existing,
@@ -35,10 +49,9 @@ from .config import (
     versions,
 )
 from .describe import SCORES
-from .interrupts import stopped_by_signals, warn_unconverged
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
-from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew
+from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew, with_folds
 from .warm_start import WarmStart, previous_run
 
 
@@ -70,10 +83,8 @@ def train(dataset: Dataset | str | Path, run: str | Path | None, options: TrainO
     >>> result.converged
     True
     """
-    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
-        result = train_run(directory, training, session, previous)
-    warn_unconverged(result, options)
+    result = _train(dataset, run, options)
+    _warn_unconverged(result, options)
     return result
 
 
@@ -102,10 +113,8 @@ def tune(dataset: Dataset | str | Path, run: str | Path, options: TuneOptions) -
     >>> result.best_C, sorted(result.scores)
     (0.1, ['0.1', '1', '10'])
     """
-    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        directory, training, session, previous = _begin(dataset, run, options, stop_requested, stack)
-        result = train_run(directory, training, session, previous)
-    warn_unconverged(result, options)
+    result = _train(dataset, run, options)
+    _warn_unconverged(result, options)
     assert isinstance(result, TuneResult)
     return result
 
@@ -139,71 +148,100 @@ def resume(run: str | Path, options: ResumeOptions) -> Result:
     """
 
     path = local_path(run, "a run")
-    with stopped_by_signals(options) as stop_requested, ExitStack() as stack:
-        rule = read_config(path).rule
+    with _stopped_by_signals(options) as stop_requested, ExitStack() as stack:
+        directory = stack.enter_context(closing(checkpoint.open_run(path)))
+        config = read_config(path)
+        rule = config.rule
         if options.tol is not None:
             rule = replace(rule, tol=options.tol, eps=None)
         if options.max_passes is not None:
             rule = replace(rule, max_passes=options.max_passes)
-        changes: dict[str, Any] = {"rule": rule}
+        config = replace(config, rule=rule)
         if options.dataset is not None:
-            changes["dataset"] = str(location(options.dataset).resolve())
+            config = replace(config, dataset=str(location(options.dataset).resolve()))
         if options.checkpoint_every is not None:
-            changes["checkpoint_every"] = float(options.checkpoint_every)
-        session = Session(options.listener, stop_requested)
-        result = train_run(*_go_on(path, changes, options, session, stack))
-    warn_unconverged(result, options)
+            config = replace(config, checkpoint_every=float(options.checkpoint_every))
+        session = Session(options.listener, stop_requested, config.threads)
+        result = _go_on(directory, config, options, session, stack)
+    _warn_unconverged(result, options)
     return result
 
 
-Opened = tuple[checkpoint.Run, ResolvedRun, Session, WarmStart | None]
-"""A run that is to be trained, as `train_run` takes it."""
+@contextmanager
+def _stopped_by_signals(options: SessionOptions) -> Iterator[Callable[[], int | None] | None]:
+    """Provide `stop_requested`; where no caller gave one, a training saves a checkpoint at Ctrl-C and SIGTERM.
+
+    Signals belong to the main thread. After the first one Ctrl-C is ignored, so that the checkpoint is completed. After that
+    a command ends with `Interrupted`; in Python Ctrl-C raises KeyboardInterrupt, and SIGTERM has its previous effect.
+    """
+    if options.stop_requested is not None or threading.current_thread() is not threading.main_thread():
+        yield options.stop_requested
+        return
+    received: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if in_command.is_set():  # until its end
+            ignore(signal.SIGINT)
+
+    try:
+        with signal_handler(note, signal.SIGINT, signal.SIGTERM):
+            yield lambda: received[0] if received else None
+    except Interrupted as error:
+        if in_command.is_set():
+            raise
+        if error.signum == signal.SIGINT:
+            raise KeyboardInterrupt(str(error)) from None
+        signal.raise_signal(error.signum)
+        raise
 
 
-def _begin(
-    dataset: Dataset | str | Path,
-    run_path: str | Path | None,
-    options: TrainOptions,
-    stop_requested: StopRequested | None,
-    stack: ExitStack,
-) -> Opened:
-    """Make a run; with `resume` open it where it was begun."""
-    # first: for rows in memory a run is not what is missing
-    dataset = open_dataset(dataset, cache=options.cache)
-    path = local_path(run_path, "a run")
-    until = math.inf if options.max_seconds is None else time.monotonic() + float(options.max_seconds)
-    session = Session(options.listener, stop_requested, options.threads, until)
-    if isinstance(options, TuneOptions):
-        from .held_out import with_folds  # with the kernels of scoring
+def _warn_unconverged(result: Result, options: SessionOptions) -> None:
+    """Warn the caller of a public function, which calls this, if its training has not converged."""
+    if result.converged:
+        return
+    more = "" if result.stop_reason == "time" else ", max_passes=N"
+    given = {"scheduler": options.scheduler, "workers": options.workers}
+    more += "".join(f", {name}={value!r}" for name, value in given.items() if value not in (None, 1))
+    way = [f"streamcd.resume({result.run!r}{more}) goes on"] if result.more_passes_help else []
+    text = "; ".join([result.describe_shortfall(), *way, *result.advice])
+    warnings.warn(escaped(in_words_of_caller(text)), ConvergenceWarning, stacklevel=4)
 
-        dataset, cv = with_folds(dataset, options.cv, int(options.memory))
-        options = replace(options, cv=cv)
-    config, notes = resolve(options, dataset)
-    if options.resume and is_begun(path, config):
-        free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
-        changes = {name: getattr(config, name) for name in free}
-        return _go_on(path, changes, options, session, stack)
-    training = reopen(path, config, dataset)
-    previous = previous_run(training, notes)  # refused before anything is made
-    if options.scheduler is not None:
-        # where none answers, no run is made or replaced
-        session = replace(session, client=_connect(options, path, stack))
-    refuse_existing(path, config, options.force)
-    directory = stack.enter_context(closing(checkpoint.create_run(path, force=options.force)))
-    for note in notes:  # now that all options are checked
-        session.listener.message(note)
-    _record(directory, training, session.listener)
-    if options.n_workers is not None and session.client is None:
-        session = replace(session, client=_connect(options, path, stack))
-    return directory, training, session, previous
+
+def _train(dataset: Dataset | str | Path, run_path: str | Path | None, options: TrainOptions) -> Result:
+    """Make a run, and train it; with `resume` go on with it where it was begun."""
+    with _stopped_by_signals(options) as stop_requested, ExitStack() as stack:
+        # first: for rows in memory a run is not what is missing
+        dataset = open_dataset(dataset, cache=options.cache)
+        path = local_path(run_path, "a run")
+        until = math.inf if options.max_seconds is None else time.monotonic() + float(options.max_seconds)
+        session = Session(options.listener, stop_requested, options.threads, until)
+        config, notes = resolve(options, dataset)
+        if options.resume and is_begun(path, config):
+            directory = stack.enter_context(closing(checkpoint.open_run(path)))
+            free = ("dataset", "cache", "threads", "rule", "checkpoint_every")  # which do not affect the bits
+            begun = replace(read_config(path), **{name: getattr(config, name) for name in free})
+            return _go_on(directory, begun, options, session, stack)
+        training = reopen(path, config, with_folds(dataset, config.folds))
+        previous = previous_run(training, notes)  # refused before anything is made
+        if options.scheduler is not None:
+            # where none answers, no run is made or replaced
+            session = _connect(session, options, path, stack)
+        refuse_existing(path, config, options.force)
+        directory = stack.enter_context(closing(checkpoint.create_run(path, force=options.force)))
+        for note in notes:  # now that all options are checked
+            session.listener.message(note)
+        _record(directory, training, session.listener)
+        if options.scheduler is None:
+            session = _connect(session, options, path, stack)
+        return train_run(directory, training, session, previous)
 
 
 def _go_on(
-    path: Path, changes: dict[str, Any], options: SessionOptions, session: Session, stack: ExitStack
-) -> Opened:
-    """Open a run of any kind to resume it, with changes of its configuration."""
-    directory = stack.enter_context(closing(checkpoint.open_run(path)))
-    config = replace(read_config(path), **changes)
+    directory: checkpoint.Run, config: RunConfig, options: SessionOptions, session: Session, stack: ExitStack
+) -> Result:
+    """Train a run of any kind from its last checkpoint."""
+    path = directory.path
     listener = session.listener
     workers = options.n_workers
     if (workers is None) != (config.rounds is None):
@@ -215,12 +253,7 @@ def _go_on(
         raise UsageError(
             f"{path} was begun {begun}: resume it {way}, or 'streamcd train DATASET NEW --start-from {path}'"
         )
-    dataset = same_dataset(config)
-    if config.scoring is not None:
-        from .held_out import with_folds
-
-        dataset, _ = with_folds(dataset, config.folds, config.memory)
-    training = reopen(path, config, dataset)
+    training = reopen(path, config, with_folds(same_dataset(config), config.folds))
     previous = None
     states = (checkpoint.read_arrays(path / group / "state.npz", ("position",)) for group in training.groups)
     if not all(state and state["position"][0] for state in states):
@@ -231,23 +264,23 @@ def _go_on(
             "this machine or its libraries differ from those that the run was begun with: "
             "the optimum is the same by its gap, the last digits may differ"
         )
-    session = replace(session, n_threads=config.threads)
     if workers is not None:
         training = replace(training, config=share_memory_anew(training, workers))
         listener.message(describe_worker_budget(training.config.memory))
-        session = replace(session, client=_connect(options, path, stack))
+    session = _connect(session, options, path, stack)
     _record(directory, training, listener)
-    return directory, training, session, previous
+    return train_run(directory, training, session, previous)
 
 
-def _connect(options: SessionOptions, run: Path, stack: ExitStack) -> Any:
-    """Return a client of the workers that options name; local ones are started, with files in the run."""
-    if options.client is not None:
-        return options.client
-    from ..cluster.dask_engine import open_client  # only where there are workers
+def _connect(session: Session, options: SessionOptions, run: Path, stack: ExitStack) -> Session:
+    """Add a client of the workers that options name, if any; local ones are started, with files in the run."""
+    client = options.client
+    if options.n_workers is not None and client is None:
+        from ..cluster.dask_engine import open_client  # only where there are workers
 
-    workers = options.n_workers or 0
-    return stack.enter_context(open_client(options.scheduler, workers, options.listener, run / "workers"))
+        workers = open_client(options.scheduler, options.n_workers, options.listener, run / "workers")
+        client = stack.enter_context(workers)
+    return replace(session, client=client)
 
 
 def _record(directory: checkpoint.Run, training: ResolvedRun, listener: Listener) -> None:
@@ -416,6 +449,7 @@ def _search(directory: checkpoint.Run, search: ResolvedRun, session: Session) ->
     mean = format(scores_of(scored)[best]["mean"], CRITERIA[scoring].form)
     session.listener.message(f"best {best_text(scored)}, mean {scoring} {mean}; training on all rows")
 
+    search.dataset.use_folds(None)  # which take a byte a row
     part = directory.part("best")
     start = str(folds.path.resolve())  # again when resumed: the directory may have been moved
     if (part.path / "config.json").exists():

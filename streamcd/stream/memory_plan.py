@@ -52,14 +52,14 @@ class SolverMemory:
     rows: int = 0  # arrays of all rows
     held_bytes: int = 0  # of a column held between reads, besides its entries; 0 if none are
     message: int = 0  # of sums over rows, which a worker sends in place of w
+    refusal: str | None = None  # as in `memory_budget.require`
     advice: str = "give a larger --memory, or convert with a smaller --chunk-size"
 
 
-def make_plan(dataset: Dataset, budget: int, memory: SolverMemory, refusal: str | None = None) -> Plan:
+def make_plan(dataset: Dataset, budget: int, memory: SolverMemory) -> Plan:
     """Divide the memory budget, the bound on peak resident memory in bytes: weights, rows, and what windows may take.
 
-    Raises `BudgetError` with the arithmetic (`refusal` as in `memory_budget.require`) if weights, rows and two windows of
-    one chunk do not fit.
+    Raises `BudgetError` with the arithmetic if weights, rows and two windows of one chunk do not fit.
     """
     layout = memory.layout
     table = layout.open(dataset)
@@ -76,7 +76,7 @@ def make_plan(dataset: Dataset, budget: int, memory: SolverMemory, refusal: str 
     }
     if memory.held_bytes:
         needs["a column held"] = unit * table.entry_bytes + memory.held_bytes
-    left = require(budget, needs, memory.advice, refusal, RUNNING_BYTES)
+    left = require(budget, needs, memory.advice, memory.refusal, RUNNING_BYTES)
     # the rest is divided between entries and items as in an average chunk
     items_per_entry = table.n_items / max(table.n_entries, 1)
     held_entries = held_items = 0
