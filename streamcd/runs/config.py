@@ -15,13 +15,12 @@ import numpy as np
 
 from ..core.errors import CheckpointError, DatasetError, UsageError, first_of
 from ..core.files import Positive, Seconds
-from ..dataset.centring import Centre
 from ..dataset.dataset import Dataset
 from ..kernels.loss_table import LOSSES
 from ..solvers.problem import Problem, make_problem
-from ..solvers.protocol import SolverOptions, solver_class
-from ..stream.slot_store import Identity, SlotStore
+from ..solvers.protocol import SolverOptions
 from ..training import checkpoint
+from ..training.lane_groups import LaneGroups
 from ..training.loop import LoopConfig
 from .options import MAX_FOLDS, ProblemOptions
 
@@ -206,25 +205,10 @@ def class_factors(weights: Any, dataset: Dataset) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class ResolvedRun:
+class ResolvedRun(LaneGroups):
     """The run of a directory: its configuration, and what follows from it on its dataset; made once, by `reopen`."""
 
-    path: Path
     config: RunConfig
-    dataset: Dataset
-    problem: Problem  # all lanes
-    groups: dict[str, range]  # lanes that are trained together, by folder; one group is in the run's own, ""
-    # shifts of features and targets as they are read; the states' weights are for what is left
-    centre: Centre | None
-
-    def open_slots(self, group: str, identity: Identity) -> tuple[SlotStore, Any]:
-        """Open the dual variables of a group's rows, not yet those of a checkpoint; also returns the layout of a row."""
-        lanes = self.problem.subset(self.groups[group])
-        options = self.config.options
-        of_solver = SolverOptions(options.method, acceleration=options.acceleration)
-        layout: Any = solver_class(lanes, options.method).memory_of(lanes, self.dataset, of_solver).layout
-        folder = self.path / group / "dual"
-        return SlotStore(folder, self.dataset, layout.state_bytes, identity.part(group)), layout
 
 
 def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
@@ -243,4 +227,7 @@ def reopen(path: Path, config: RunConfig, dataset: Dataset) -> ResolvedRun:
             groups = {f"group-{start // size:02d}": lanes[start : start + size] for start in lanes[::size]}
     except UsageError as error:
         raise _damaged(path, error) from None
-    return ResolvedRun(path, config, dataset, problem, groups, dataset.centre if config.centred else None)
+    options = config.options
+    solver = SolverOptions(options.method, config.seed, options.omega, options.acceleration, config.plan)
+    centre = dataset.centre if config.centred else None
+    return ResolvedRun(path, dataset, problem, groups, solver, centre, config)

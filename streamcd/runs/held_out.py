@@ -4,8 +4,8 @@ without it, in one read.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,26 +29,26 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
 
     Returns ``scores``, by C, or by C and λ (`Setting.name`) where there are several of these, and the fields beside them.
     """
-    measured = _score_folds(search, session, criterion)
-    several = len({setting.l1 for setting in measured}) > 1
+    folds = defaultdict[Setting, list[dict[str, float]]](list)
+    for setting, figures in _score_folds(search, session, criterion):
+        folds[setting].append(figures)
+    several = len({setting.l1 for setting in folds}) > 1
     scores = dict[str, Any]()
     means = dict[Setting, float]()
     lacking = set[int]()
     error = 0.0
-    for setting, figures in sorted(measured.items()):
+    for setting in sorted(folds):
+        by_name = {name: np.array([of[name] for of in folds[setting]]) for name in folds[setting][0]}
         if criterion == "auc":
-            error = max(error, *figures["auc_error"])
-        by_fold = np.array(figures.pop(criterion))
+            error = max(error, by_name["auc_error"].max())
+        by_fold = by_name.pop(criterion)
         lacking.update(np.flatnonzero(np.isnan(by_fold)) + 1)
         by_fold = np.nan_to_num(by_fold)
         means[setting] = float(by_fold.mean())
-        known = {name: float(np.nanmean(of)) for name, of in figures.items() if not np.isnan(of).all()}
-        short = f"{setting.C:g}"
-        name_of_cost = short if float(short) == setting.C else repr(setting.C)
-        scores[setting.name if several else name_of_cost] = {
-            "folds": by_fold.tolist(),
-            "mean": means[setting],
-            **known,
+        name = setting.name if several else repr(setting.C).removesuffix(".0")
+        scores[name] = {"folds": by_fold.tolist(), "mean": means[setting]}
+        scores[name] |= {
+            other: float(np.nanmean(of)) for other, of in by_name.items() if not np.isnan(of).all()
         }
     if error:
         session.listener.message(
@@ -125,11 +125,11 @@ Fold = tuple[int, list[_Model], np.ndarray]
 
 def _score_folds(
     search: ResolvedRun, session: Session, criterion: str
-) -> dict[Setting, dict[str, list[float]]]:
-    """Score all rows by the states of a run of folds in a directory; one read for each group of lanes.
+) -> Iterator[tuple[Setting, dict[str, float]]]:
+    """Score all rows by the states of a run of folds; one read for each group of lanes. Threads score blocks of rows.
 
-    Returns the `figures` of each C and λ, lists by the fold that was held out; of two classes AUC too, if its scores fit in
-    memory, or accuracy beside AUC. Threads score blocks of rows.
+    Yields the `figures` of each C and λ, by the fold that was held out; of two classes AUC too, if its scores fit in memory,
+    or accuracy beside AUC.
     """
     dataset = search.dataset
     problem = search.problem
@@ -139,8 +139,8 @@ def _score_folds(
     criteria = [criterion]
     if n_classes == 2:
         criteria.append("accuracy" if criterion == "auc" else "auc")
+    least = n_models * n_classes * LEAST_BYTES
     n_vectors = max(map(len, search.groups.values())) * problem.lane_vectors
-    least = n_models * n_classes * LEAST_BYTES if "auc" in criteria else 0
     needs = {
         "the client of the URL": dataset.client_bytes,
         "weights": 2 * 8 * problem.n_features * n_vectors,
@@ -150,44 +150,20 @@ def _score_folds(
         "kernels": 25_000_000,  # and the library that loads them, which the first chunk does
     }
     left = require(memory, needs, reserved=RUNNING_BYTES)
-    if least > left and criterion != "auc":
+    if least > left and criterion != "auc" in criteria:
         session.listener.message(f"no auc: the scores of {n_models:,} models do not fit in the memory")
         criteria = [criterion]
-        least = 0
-    needs["scores"] = max(least, min(int(_AREAS_SHARE * memory), left)) if least else 0
-    left = require(memory, needs, reserved=RUNNING_BYTES)
+    if "auc" in criteria:
+        needs["scores"] = max(least, min(int(_AREAS_SHARE * memory), left))
+        left = require(memory, needs, reserved=RUNNING_BYTES)
     make_room(memory, sum(needs.values()))
-    measured: dict[Setting, dict[str, list[float]]] = {}
+    areas_bytes = needs.get("scores", 0) // n_models
     for group in search.groups:
-        for setting, figures in _score_group(
-            search, group, criteria, needs["scores"] // n_models, left, session
-        ):
-            for name, figure in figures.items():
-                measured.setdefault(setting, {}).setdefault(name, []).append(figure)
-    return measured
+        yield from _score_group(search, session, group, criteria, areas_bytes, left)
 
 
-def _score_group(
-    search: ResolvedRun, group: str, criteria: Sequence[str], areas_bytes: int, left: int, session: Session
-) -> list[tuple[Setting, dict[str, float]]]:
-    """Return setting and figures of each model of a group, by fold; its weights are gone before the next group's are read.
-
-    A model's areas take `areas_bytes`, threads the bytes that are `left`.
-    """
-    dataset = search.dataset
-    folds = _read_folds(search, group, criteria, areas_bytes)
-    n_columns = max(w.shape[1] for _, _, w in folds)
-    n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
-    score_chunk = partial(_score_chunk, search, folds, max(1, _BYTES // (8 * n_columns)))
-    blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
-    for models, decisions, *rows in blocks:
-        for model, of_model in zip(models, np.split(decisions, len(models), axis=1), strict=True):
-            model.add(of_model, *rows)
-    return [(model.setting, model.figures()) for _, models, _ in folds for model in models]
-
-
-def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory: int) -> list[Fold]:
-    """Read the models of a group of lanes, sorted by fold."""
+def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], areas_bytes: int) -> list[Fold]:
+    """Read the models of a group of lanes, sorted by fold; `areas_bytes` are for the scores of each."""
     problem = search.problem
     lanes = search.groups[group]
     first_lanes = problem.lanes[lanes.start : lanes.stop : problem.block_lanes]
@@ -202,24 +178,41 @@ def _read_folds(search: ResolvedRun, group: str, criteria: Sequence[str], memory
         chosen = [k for k, lane in enumerate(first_lanes) if lane.fold == number]
         w = weights.take(chosen, axis=1)
         models = [
-            _Model(problem, first_lanes[lane], w[:-1, k], criteria, memory) for k, lane in enumerate(chosen)
+            _Model(problem, first_lanes[lane], w[:-1, k], criteria, areas_bytes)
+            for k, lane in enumerate(chosen)
         ]
         folds.append((number, models, w.reshape(len(w), -1)))
     return folds
 
 
-def _score_chunk(
-    search: ResolvedRun, folds: list[Fold], block_rows: int, data: ChunkData
-) -> Iterator[tuple[Any, ...]]:
-    """Score the rows of a chunk, block by block: yields the models trained without a fold, and what their `add` takes."""
+def _score_group(
+    search: ResolvedRun, session: Session, group: str, criteria: Sequence[str], areas_bytes: int, left: int
+) -> list[tuple[Setting, dict[str, float]]]:
+    """Return setting and figures of each model of a group, by fold; its weights are gone before the next group's are read.
+
+    A model's areas take `areas_bytes`, threads the bytes that are `left`.
+    """
+    folds = _read_folds(search, group, criteria, areas_bytes)
+    dataset = search.dataset
     problem = search.problem
-    fold_of = search.dataset.folds_of(data.source, search.config.seed, problem.n_folds)
-    for first in range(0, data.label.size, block_rows):
-        for fold, models, w in folds:
-            row = first + np.flatnonzero(fold_of[first : first + block_rows] == fold)
-            if row.size:
-                rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
-                decisions, _ = decisions_of(rows, w[:-1], problem.bias * w[-1])
-                label = data.label[row]
-                code = None if problem.has_targets else class_indices(problem.classes, label)[0]
-                yield models, decisions, label, code, data.weight[row]
+    n_columns = max(w.shape[1] for _, _, w in folds)
+    block_rows = max(1, _BYTES // (8 * n_columns))
+
+    def score_chunk(data: ChunkData) -> Iterator[tuple[Any, ...]]:
+        fold_of = dataset.folds_of(data.source, search.config.seed, problem.n_folds)
+        for first in range(0, data.label.size, block_rows):
+            for fold, models, w in folds:
+                row = first + np.flatnonzero(fold_of[first : first + block_rows] == fold)
+                if row.size:
+                    rows = data.indptr[row], data.indptr[row + 1], data.feature, data.value
+                    decisions, _ = decisions_of(rows, w[:-1], problem.bias * w[-1])
+                    label = data.label[row]
+                    code = None if problem.has_targets else class_indices(problem.classes, label)[0]
+                    yield models, decisions, label, code, data.weight[row]
+
+    n_threads, _ = affordable_threads(dataset, left, n_columns, Threads(session.n_threads).count)
+    blocks = scored_chunks(dataset, None, score_chunk, n_threads, session.listener, "score the folds")
+    for models, decisions, *rows in blocks:
+        for model, of_model in zip(models, np.split(decisions, len(models), axis=1), strict=True):
+            model.add(of_model, *rows)
+    return [(model.setting, model.figures()) for _, models, _ in folds for model in models]

@@ -33,10 +33,11 @@ from ..dataset.diagnostics import advice
 from ..kernels.loss_table import SOLVERS
 from ..models.model import Model
 from ..report.scores import CRITERIA, best_of, best_text, scores_of
-from ..solvers.protocol import SolverOptions, solver_class
+from ..solvers.protocol import solver_class
 from ..training import checkpoint
 from ..training.loop import Loop, Session, TrainingLoop
 from ..training.result import Result, TuneResult, sum_up
+from ..training.warm_start import WarmStart
 from .config import (
     DATA,
     ResolvedRun,
@@ -52,7 +53,7 @@ from .describe import SCORES
 from .models import make_models, save_models
 from .options import ResumeOptions, SessionOptions, TrainOptions, TuneOptions
 from .resolve import describe_worker_budget, plan_groups, resolve, share_memory_anew, with_folds
-from .warm_start import WarmStart, previous_run
+from .start_from import previous_run
 
 
 @takes(TrainOptions)
@@ -381,8 +382,7 @@ def _make_loop(
     if lanes.n_lanes < training.problem.n_lanes:
         several = f"problems {numbers.start + 1}-{numbers.stop} of {training.problem.n_lanes}, "
         session = replace(session, stage=session.stage + several)
-    of_solver = SolverOptions(options.method, config.seed, options.omega, options.acceleration, config.plan)
-    solver = solver_class(lanes, options.method)(lanes, training.dataset, of_solver)
+    solver = solver_class(lanes, options.method)(lanes, training.dataset, training.solver)
     warm_start = None if previous is None else replace(previous, lanes=numbers)
     loop = part, config, training.dataset, solver, session, warm_start
     if config.rounds is None:

@@ -38,6 +38,7 @@ from .stopping import (
     reopen,
     update_lane_phases,
 )
+from .warm_start import WarmStart
 
 StopRequested = Callable[[], int | None]
 """Callable that returns the number of a signal that requests a stop, or None; called after every window."""
@@ -104,13 +105,13 @@ class TrainingLoop(ABC):
         dataset: Dataset,
         solver: Any,
         session: Session,
-        warm_start: Any = None,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self.config = config
         self.dataset = dataset
         self.solver = solver  # a `Solver`
         self.problem: Problem = solver.problem
-        self.warm_start = warm_start  # of the rows and lanes of another run, `runs.warm_start.WarmStart`
+        self.warm_start = warm_start  # of the rows and lanes of another run
         self.session = session
         self.stage = session.stage
         self.directory = directory
