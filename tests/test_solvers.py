@@ -35,6 +35,7 @@ import streamcd
 from streamcd import Dataset, Result, make_columns, train
 from streamcd.core.errors import DatasetError, UsageError
 from streamcd.kernels.loss_table import SOLVERS
+from streamcd.solvers import row_solver
 
 # twin has a file of its own, and so have numbers to predict
 DUAL = [entry for entry in SOLVERS.values() if entry.method == "dual" and not entry.has_targets]
@@ -153,6 +154,29 @@ def test_chunks_and_windows_do_not_move_the_optimum(
     result = fit(dataset, loss=loss, C=0.1, windows=windows, resident=False)
     assert result.converged
     assert_optimal(result, rows, optimum(loss, rows, C=0.1), C=0.1, loss=loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_visited_with_their_neighbours_come_to_the_same_optimum(
+    fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: str
+) -> None:
+    monkeypatch.setattr(row_solver, "_FAR_ENTRIES", 0)  # as in large windows
+    rows = random_rows(200, 10, seed=11)
+    result = fit(write_dataset(tmp_path / "data", rows, n_chunks=3), loss=loss, C=0.1)
+    assert result.converged
+    assert_optimal(result, rows, optimum(loss, rows, C=0.1), C=0.1, loss=loss)
+
+
+def test_rows_of_arrays_which_may_be_sorted_are_not_visited_with_their_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows sorted by their values took twice the passes."""
+    rows, label = random_rows(200, 10, seed=11)
+    weights = []
+    for least in (1 << 20, 0):
+        monkeypatch.setattr(row_solver, "_FAR_ENTRIES", least)
+        weights.append(streamcd.LinearSVC(C=0.1, max_iter=5, tol=1e-9).fit(rows, label).coef_)
+    assert (weights[0] == weights[1]).all()
 
 
 @pytest.mark.parametrize("loss", ["hinge", "multinomial"])

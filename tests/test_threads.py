@@ -21,7 +21,7 @@ from streamcd.core.parallel import AHEAD, Threads, ahead
 from streamcd.runs.config import problem_of
 from streamcd.runs.options import ProblemOptions
 from streamcd.runs.resolve import training_memory
-from streamcd.solvers import classes
+from streamcd.solvers.classes import ClassSolver
 from streamcd.stream.slot_store import SlotStore
 
 
@@ -75,13 +75,13 @@ def test_lanes_of_crammer_singer_are_trained_by_threads_that_have_their_orders_i
 ) -> None:
     data = write_dataset(tmp_path / "data", multiclass(3, 200), n_chunks=3)
     n_rows = Counter[int]()
-    draw = classes.shuffled_active_rows
+    draw = ClassSolver.shuffled_rows
 
     def counted(*arguments: Any) -> np.ndarray:
         n_rows[threading.get_ident()] += 1
         return draw(*arguments)
 
-    monkeypatch.setattr(classes, "shuffled_active_rows", counted)
+    monkeypatch.setattr(ClassSolver, "shuffled_rows", counted)
     streamcd.train(data, tmp_path / "run", loss="crammer_singer", C=[0.1, 0.2, 0.4, 0.8, 1.6], threads=8)
     assert len(n_rows) > 1
     options = ProblemOptions(

@@ -74,6 +74,7 @@ class Dataset(ChunkedTable):
 
     KIND = ROW_LAYOUT
     TABLES: ClassVar = FIRST_OF_ROWS
+    is_shuffled = True  # neighbours have nothing in common
     _folds: np.ndarray | None = None
 
     def __init__(

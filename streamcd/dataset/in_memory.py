@@ -51,6 +51,8 @@ class InMemoryDataset(_Arrays, Dataset):
     or its target where there are no classes.
     """
 
+    is_shuffled = False
+
     def __init__(
         self,
         rows: tuple[np.ndarray, np.ndarray, np.ndarray],

@@ -298,15 +298,41 @@ def mix(state):
     return z ^ (z >> np.uint64(31))
 
 
+@inlined
+def _below(state, bound):
+    """Return a random number below `bound`, as a function of `state`."""
+    # high bits times range: the bias is at most bound / 2**32, too small to be seen in fewer than 2**32 rows
+    return np.int64(((mix(state) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
 @kernel
 def shuffle(order, key):
     """Permute `order` in place, uniformly at random, as a function of `key` (uint64) alone (Fisher-Yates)."""
     state = np.uint64(key)
     for i in range(order.size - 1, 0, -1):
         state += np.uint64(0x9E3779B97F4A7C15)
-        # high bits times range: the bias is at most (i + 1) / 2**32, too small to be seen in fewer than 2**32 rows
-        j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+        j = _below(state, i + 1)
         order[i], order[j] = order[j], order[i]
+
+
+@kernel
+def shuffle_blocks(order, key, block):
+    """Permute blocks of successive items, and the items within each block, as a function of `key` alone, in place.
+
+    What is left over stays at the end. With blocks of one item the order is that of `shuffle`.
+    """
+    state = np.uint64(key)
+    for i in range(order.size // block - 1, 0, -1):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        j = _below(state, i + 1)
+        for k in range(block):
+            a = i * block + k
+            b = j * block + k
+            order[a], order[b] = order[b], order[a]
+    if block > 1:
+        for start in range(0, order.size, block):
+            state += np.uint64(0x9E3779B97F4A7C15)
+            shuffle(order[start : start + block], mix(state))
 
 
 @partial(kernel, strided="active")
@@ -332,9 +358,7 @@ def draw(candidates, key, order):
     state = np.uint64(key)
     for i in range(order.size):
         state += np.uint64(0x9E3779B97F4A7C15)
-        # high bits times range: the bias is at most size / 2**32
-        drawn = ((mix(state) >> np.uint64(32)) * np.uint64(candidates.size)) >> np.uint64(32)
-        order[i] = candidates[np.int64(drawn)]
+        order[i] = candidates[_below(state, candidates.size)]
 
 
 @kernel

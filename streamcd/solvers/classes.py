@@ -19,7 +19,7 @@ from ..stream.arenas import RowArena, Window
 from ..stream.memory_plan import SolverMemory
 from .problem import Problem
 from .protocol import CERTIFY, LANES_TOGETHER, START, TRAIN, Array, SolverOptions, State, violation
-from .row_solver import Data, RowSolver, penalised_blocks, row_memory, shuffled_active_rows
+from .row_solver import Data, RowSolver, penalised_blocks, row_memory
 
 ARRAYS = (Array("shrink_tolerance", "violation of active rows below which the others return", initial=1.0),)
 """State of `ClassSolver`."""
@@ -70,7 +70,7 @@ class ClassSolver(RowSolver):
             room = order if part == 0 else np.empty_like(order)
             for lane in lanes[part::n_parts].tolist():
                 numbers = float(steering.inverse_mu[lane]), float(steering.uncounted[lane])
-                chosen = shuffled_active_rows(window, flags[lane], room, key)
+                chosen = self.shuffled_rows(window, flags[lane], room, key)
                 kernels.class_visit(chosen, *data, self.lane_columns(lane, *numbers), state.totals, True)
 
         self.threads.run([partial(train_lanes, part) for part in range(n_parts)])

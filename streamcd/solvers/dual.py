@@ -22,7 +22,7 @@ from ..stream.memory_plan import SolverMemory
 from . import over_relaxation
 from .problem import Problem
 from .protocol import NO_ROWS, Array, Estimates, SolverOptions, State, join_totals
-from .row_solver import MOST_COPIED, Data, RowSolver, row_memory, shuffled_active_rows
+from .row_solver import MOST_COPIED, Data, RowSolver, row_memory
 
 _LINE = 8  # numbers in a cache line: no two threads should share one that they write to
 _FEW_FEATURES = 1 << 14  # in whose lines of weights threads often meet
@@ -78,7 +78,7 @@ class DualSolver(RowSolver):
         self, window: Window, data: Data, state: State, order: np.ndarray, key: np.uint64, lanes: np.ndarray
     ) -> None:
         """Train in stretches, after all of which but the last kappa and centre are set anew; mostly there is one."""
-        rows = shuffled_active_rows(window, lanes, order, key)
+        rows = self.shuffled_rows(window, lanes, order, key)
         ends = lanes[:0]
         if self.acceleration and window.number == 0:
             of_pass = window.n_entries * window.count

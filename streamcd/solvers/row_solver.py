@@ -51,6 +51,12 @@ MOST_COPIED = 1 << 19
 
 _SUMMED_SHARE = 0.01  # of an estimated gap: a larger doubt about w(alpha) makes a certificate sum it up anew
 
+_NEIGHBOURS = 8
+"""Rows that stand together and are visited one after another: their entries come from memory in a stream, not row by row."""
+
+_FAR_ENTRIES = 1 << 20
+"""Entries of a window from which on its rows do not stay in a second-level cache; below, neighbours save no time."""
+
 Data = tuple[Rows, Costs, Variables]
 """Arguments of the kernels: the rows of a window, the problem, and the variables."""
 
@@ -149,6 +155,15 @@ class RowSolver(Solver):
             if self.acceleration:
                 self.acceleration.begin_pass(state, training, self.threads)
             self.train(window, data, state, order, key, training)
+
+    def shuffled_rows(
+        self, window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64
+    ) -> np.ndarray:
+        """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
+        n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
+        is_far = self.dataset.is_shuffled and window.n_entries >= _FAR_ENTRIES
+        primitives.shuffle_blocks(order[:n], key, _NEIGHBOURS if is_far else 1)
+        return order[:n]
 
     @abstractmethod
     def train(
@@ -327,10 +342,3 @@ def penalised_blocks(problem: Problem) -> Iterator[slice]:
     return (
         slice(start, min(start + step, problem.n_features)) for start in range(0, problem.n_features, step)
     )
-
-
-def shuffled_active_rows(window: Window, flags: np.ndarray, order: np.ndarray, key: np.uint64) -> np.ndarray:
-    """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
-    n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
-    primitives.shuffle(order[:n], key)
-    return order[:n]

@@ -21,7 +21,7 @@ from . import over_relaxation
 from .dual import new_scratch
 from .problem import Problem
 from .protocol import CERTIFY, START, TRAIN, Array, SolverOptions, Start, State, all_rows
-from .row_solver import Data, RowSolver, shuffled_active_rows
+from .row_solver import Data, RowSolver
 
 ARRAYS = (
     Array("seen_phase", "phase in the last read", int, START),
@@ -142,7 +142,7 @@ class TwinSorSolver(RowSolver):
     ) -> None:
         """See `RowSolver`."""
         before = self.problem.penalty(state.w)
-        chosen = shuffled_active_rows(window, lanes, order, key)
+        chosen = self.shuffled_rows(window, lanes, order, key)
         rows = (chosen, *data, self.steering(state))
         room = np.empty(self.problem.n_features + 1)
         twin_kernels.twin_sor_visit(*rows, state.totals, lanes, state.inverse, room)
