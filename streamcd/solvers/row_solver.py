@@ -161,7 +161,9 @@ class RowSolver(Solver):
     ) -> np.ndarray:
         """Write the rows with any of these flags to the front of `order`, in a random order that is a function of `key`."""
         n = primitives.active_rows(window.start, window.stop, window.arena.active, flags, order)
-        is_far = self.dataset.is_shuffled and window.n_entries >= _FAR_ENTRIES
+        # by the dataset's mean: the entries of a window depend on where it was read from
+        mean = self.dataset.n_entries / max(self.dataset.n_rows, 1)
+        is_far = self.dataset.is_shuffled and mean * (window.stop - window.start).sum() >= _FAR_ENTRIES
         primitives.shuffle_blocks(order[:n], key, _NEIGHBOURS if is_far else 1)
         return order[:n]
 
