@@ -215,8 +215,7 @@ compile_all(Listener())
 LOADED = "for name, types in sorted(kernels.used, key=str): print(name, types)"
 
 KERNELS = """active_rows add_alpha_rows add_changes add_entries add_entry_hashes add_losses add_penalty_terms add_row_norms
-begin_pass dual_certify dual_visit dual_visit_lanes end_pass parse_lines place_rows scores shuffle shuffle_blocks
-take_items"""
+begin_pass dual_certify dual_visit dual_visit_lanes end_pass parse_lines place_rows scores shuffle take_items"""
 
 
 def test_the_example_has_one_specialisation_of_each_kernel_and_asks_for_them_together(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def test_shuffle_is_uniform() -> None:
     counts = dict.fromkeys(itertools.permutations(range(4)), 0)
     for draw in range(12_000):
         order = np.arange(4)
-        primitives.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64))
+        primitives.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64), 1)
         counts[tuple(order.tolist())] += 1
     chi_square = sum((count - 500) ** 2 / 500 for count in counts.values())
     assert chi_square < 69.0
@@ -331,7 +331,7 @@ def test_blocks_are_shuffled_whole_and_inside() -> None:
     first = np.zeros((6, 8), np.int64)
     for draw in range(2000):
         order = np.arange(52)
-        primitives.shuffle_blocks(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64), 8)
+        primitives.shuffle(order, np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64), 8)
         blocks = order[:48].reshape(6, 8)
         assert (np.sort(blocks, axis=1) - np.sort(blocks, axis=1)[:, :1] == np.arange(8)).all()
         assert sorted(blocks[:, 0] // 8) == [0, 1, 2, 3, 4, 5]
@@ -340,14 +340,6 @@ def test_blocks_are_shuffled_whole_and_inside() -> None:
     # 42 on average, standard deviation 6.4
     assert first.min() > 10
     assert first.max() < 75
-
-
-def test_blocks_of_one_are_shuffled_as_items() -> None:
-    for n in (0, 1, 2, 100):
-        order, expected = np.arange(n), np.arange(n)
-        primitives.shuffle_blocks(order, np.uint64(5), 1)
-        primitives.shuffle(expected, np.uint64(5))
-        assert (order == expected).all()
 
 
 def test_active_rows_are_those_active_in_any_of_the_lanes() -> None:

@@ -236,7 +236,7 @@ class _Solution:
         before = self.alpha[active], self.gradient[active]
         out = np.array([0.0, -1.0, 0.0])
         order = active.copy()
-        shuffle(order, random_key(self.settings.seed, self.passes))
+        shuffle(order, random_key(self.settings.seed, self.passes), 1)
         arrays = self.lo, self.hi, self.alpha, self.gradient, self.active
         self.matrix.visit(order, Point(*arrays, self.threshold, self.omega, out))
         self.passes += 1

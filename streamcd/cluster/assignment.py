@@ -68,7 +68,7 @@ class Assignment:
         given: list[int] = []
         for number, shards in enumerate(self._owned):
             order = np.array(shards, dtype=np.int64)
-            shuffle(order, random_key(self._seed, _KEY, self._round, number + 1))
+            shuffle(order, random_key(self._seed, _KEY, self._round, number + 1), 1)
             count = -(-order.size // EXCHANGED)
             given += order[:count].tolist()
             self._owned[number] = order[count:].tolist()
@@ -81,7 +81,7 @@ class Assignment:
         few shards would meet in every round.
         """
         order = shards.copy()
-        shuffle(order, random_key(self._seed, _KEY, self._round))
+        shuffle(order, random_key(self._seed, _KEY, self._round), 1)
         size = np.maximum(self._entries, 1)
         largest = max(int(self._entries.max()), 1)
         order = order[np.argsort(np.rint(np.log2(largest / size[order])), kind="stable")]

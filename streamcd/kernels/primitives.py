@@ -306,20 +306,11 @@ def _below(state, bound):
 
 
 @kernel
-def shuffle(order, key):
-    """Permute `order` in place, uniformly at random, as a function of `key` (uint64) alone (Fisher-Yates)."""
-    state = np.uint64(key)
-    for i in range(order.size - 1, 0, -1):
-        state += np.uint64(0x9E3779B97F4A7C15)
-        j = _below(state, i + 1)
-        order[i], order[j] = order[j], order[i]
+def shuffle(order, key, block):
+    """Permute blocks of successive items, and the items of each block, in place, as a function of `key` (uint64) alone.
 
-
-@kernel
-def shuffle_blocks(order, key, block):
-    """Permute blocks of successive items, and the items within each block, as a function of `key` alone, in place.
-
-    What is left over stays at the end. With blocks of one item the order is that of `shuffle`.
+    Blocks of one item give any order with the same probability (Fisher-Yates). Of larger ones the items that are left over
+    stay last.
     """
     state = np.uint64(key)
     for i in range(order.size // block - 1, 0, -1):
@@ -331,8 +322,11 @@ def shuffle_blocks(order, key, block):
             order[a], order[b] = order[b], order[a]
     if block > 1:
         for start in range(0, order.size, block):
-            state += np.uint64(0x9E3779B97F4A7C15)
-            shuffle(order[start : start + block], mix(state))
+            for i in range(min(block, order.size - start) - 1, 0, -1):
+                state += np.uint64(0x9E3779B97F4A7C15)
+                a = start + i
+                b = start + _below(state, i + 1)
+                order[a], order[b] = order[b], order[a]
 
 
 @partial(kernel, strided="active")

@@ -162,7 +162,7 @@ class PrimalSolver(Solver):
             if self._with_replacement:
                 primitives.draw(columns.copy(), key, columns)
             else:
-                primitives.shuffle(columns, key)
+                primitives.shuffle(columns, key, 1)
             self._visit_columns(window, state, columns, training, certifies=False)
 
     def _columns(self, window: Window, order: np.ndarray) -> np.ndarray:

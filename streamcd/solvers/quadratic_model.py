@@ -115,7 +115,7 @@ class ColumnsModel:
         last = np.empty(0)
         goal = 0.0
         for n in range(_MOST_SWEEPS):
-            shuffle(visits, random_key(*self._key, n))
+            shuffle(visits, random_key(*self._key, n), 1)
             model = self._order, *self._columns, self._squares, penalty
             slopes = float(kernels.descend(visits, *model, u, pull, curvature))
             swept = u.copy()

@@ -164,7 +164,7 @@ class RowSolver(Solver):
         # by the dataset's mean: the entries of a window depend on where it was read from
         mean = self.dataset.n_entries / max(self.dataset.n_rows, 1)
         is_far = self.dataset.is_shuffled and mean * (window.stop - window.start).sum() >= _FAR_ENTRIES
-        primitives.shuffle_blocks(order[:n], key, _NEIGHBOURS if is_far else 1)
+        primitives.shuffle(order[:n], key, _NEIGHBOURS if is_far else 1)
         return order[:n]
 
     @abstractmethod

@@ -98,7 +98,7 @@ class Stream:
         self._readers = Threads(len(self._tables))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamcd-read")
         self._hinted = np.zeros(0, dtype=np.int64)
-        shuffle(self._first, np.uint64(0))  # its kernel is loaded before windows take memory
+        shuffle(self._first, np.uint64(0), 1)  # its kernel is loaded before windows take memory
         self._windows_of_read: tuple[int, list[np.ndarray]] = -1, []  # the windows of a read
         self._ahead: Loading | None = None
         self._turn = 0  # of the arenas, which windows take by turns
@@ -310,16 +310,16 @@ def chunk_order(table: ChunkedTable, units: np.ndarray, seed: int, read: int) ->
     key = random_key(seed, read, _ORDER_OF_CHUNKS)
     if table.n_shards <= MAX_OPEN_PARTS:
         order = units.copy()
-        shuffle(order, key)
+        shuffle(order, key, 1)
         return order
     shards = np.arange(table.n_shards)
-    shuffle(shards, key)
+    shuffle(shards, key, 1)
     rank = np.empty_like(shards)
     rank[shards] = np.arange(shards.size)
     group = rank[table.chunk_part[table.unit_start[units]]] // MAX_OPEN_PARTS
     groups = [units[group == number] for number in range(int(group.max(initial=-1)) + 1)]
     for number, members in enumerate(groups):
-        shuffle(members, random_key(seed, read, _ORDER_OF_CHUNKS, number))
+        shuffle(members, random_key(seed, read, _ORDER_OF_CHUNKS, number), 1)
     return np.concatenate(groups)
 
 
