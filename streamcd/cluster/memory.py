@@ -56,14 +56,13 @@ def share_memory(
     Local workers share the budget with this process, which holds the solver's arrays like each of them. A worker's plan is
     for its bytes less `WORKER_BYTES`.
     """
-    weights = model_bytes(problem, memory)
     memory = worker_plan_memory(dataset, problem, memory)
     if not local_workers:
         return memory, budget
-    needs = {"weights": weights}
+    needs = {"weights": memory.weights}
     advice = "give fewer --workers, or train with a larger --memory"
     more = memory_per_worker(budget, local_workers, {"dask": DASK_BYTES, **needs}, needs, advice, apart=True)
-    each = RESERVED_BYTES + DASK_BYTES + weights + more
+    each = RESERVED_BYTES + DASK_BYTES + memory.weights + more
     refusal = (
         f"--memory {format_size(budget)} is too small for {local_workers} workers: it leaves each "
         f"{format_size(each - WORKER_BYTES)}, where"

@@ -62,7 +62,7 @@ class RunConfig(LoopConfig):
     cache: PathText | None = None  # directory, of data at a URL; no bit depends on it
     threads: int | None = None  # one for each processor
     bias_because: str = ""  # why the bias is as it is
-    centred: str = ""  # what is, see `ResolvedRun`
+    centred: str = ""  # what is, see `LaneGroups`
 
     def __post_init__(self) -> None:
         if self.folds == 1:

@@ -37,8 +37,8 @@ def score_search(search: ResolvedRun, criterion: str, session: Session) -> dict[
     means = dict[Setting, float]()
     lacking = set[int]()
     error = 0.0
-    for setting in sorted(folds):
-        by_name = {name: np.array([of[name] for of in folds[setting]]) for name in folds[setting][0]}
+    for setting, of_folds in sorted(folds.items()):
+        by_name = {name: np.array([figures[name] for figures in of_folds]) for name in of_folds[0]}
         if criterion == "auc":
             error = max(error, by_name["auc_error"].max())
         by_fold = by_name.pop(criterion)
