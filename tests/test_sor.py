@@ -13,6 +13,7 @@ from reference import augmented, exact_optimum
 from small_datasets import label_sorted, multiclass, random_rows, repeated, windows_of, write_dataset
 
 from streamcd import Listener, Result, resume, train
+from streamcd.box_qp.solve import young
 from streamcd.core.errors import UsageError
 from streamcd.runs.config import versions
 from streamcd.solvers import over_relaxation
@@ -102,9 +103,9 @@ def test_auto_costs_hardly_more_passes_than_its_trials(tmp_path: Path, problem: 
 
 
 def test_youngs_formula() -> None:
-    assert over_relaxation.young(0.0) == 1.0
-    assert over_relaxation.young(np.sqrt(0.75)) == pytest.approx(4 / 3)
-    assert over_relaxation.young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)
+    assert young(0.0) == 1.0
+    assert young(np.sqrt(0.75)) == pytest.approx(4 / 3)
+    assert young(1 - 1e-12) == pytest.approx(2.0, abs=1e-5)
 
 
 def test_a_run_begun_with_another_version_is_told_when_it_is_resumed(

@@ -37,14 +37,17 @@ OWNERS = {
     "dual and sor (`solvers/row_solver`)": row_solver.ARRAYS,
     "acceleration, and a bias that is not penalised (`solvers/acceleration`)": acceleration.ARRAYS,
     "dual, but for losses of all classes (`solvers/dual`)": dual.ARRAYS,
-    "that, and sor (`solvers/over_relaxation`)": over_relaxation.ARRAYS,
-    "with a bias that is not penalised (`solvers/free_bias`)": free_bias.FreeBiasSolver.sums,
+    "dual, but for losses of all classes, and sor (`solvers/over_relaxation`)": over_relaxation.ARRAYS,
+    "dual, with a bias that is not penalised (`solvers/free_bias`)": free_bias.FreeBiasSolver.sums,
     "dual for losses of all classes (`solvers/classes`)": classes.ARRAYS,
-    "with biases that are not penalised": (*classes.FreeBiasClassSolver.sums, *classes.FREE_BIAS_ARRAYS),
+    "likewise, with a bias that is not penalised": (
+        *classes.FreeBiasClassSolver.sums,
+        *classes.FREE_BIAS_ARRAYS,
+    ),
     "sor (`solvers/twin_sor`)": twin_sor.ARRAYS,
     "newton (`solvers/newton`)": newton.ARRAYS,
     "primal and online (`solvers/primal`)": primal.ARRAYS,
-    "with acceleration": primal.EXTRAPOLATION_ARRAYS,
+    "primal and online, with acceleration": primal.EXTRAPOLATION_ARRAYS,
     "working-set (`solvers/working_set`)": working_set.ARRAYS,
 }
 

@@ -19,7 +19,7 @@ from ..core.options import WITHIN_2, number_or_word, with_known_keywords
 from ..core.setting import random_key
 from ..kernels.box_qp import CHANGE, UNBOUNDED, VIOLATION, Point
 from ..kernels.primitives import shuffle
-from ..solvers.over_relaxation import CANDIDATE, young
+from ..solvers.over_relaxation import CANDIDATE
 from .matrices import Matrix
 
 _TRIAL = 5
@@ -368,3 +368,8 @@ class _Solution:
         self.passes += _TRIAL
         self.trial_passes += _TRIAL
         return radius
+
+
+def young(rho: float) -> float:
+    """Compute ``2 / (1 + √(1 - rho²))``, the best omega of a consistently ordered matrix with Jacobi spectral radius rho."""
+    return 2.0 / (1.0 + float(np.sqrt(1.0 - rho * rho)))

@@ -465,7 +465,7 @@ def import_model(listener: Console, file: str, model: str, force: bool) -> Shown
         )
     read = import_liblinear(file)
     read.save(model)
-    facts = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.label_numbers()}
+    facts = {"model": model, "loss": read.loss, "n_features": read.n_features, "labels": read.record.labels}
     kind = f"{read.n_classes} classes" if read.n_classes else "numbers to predict"
     return facts, f"{model}: {read.loss}, {read.n_features:,} features, {kind}"
 

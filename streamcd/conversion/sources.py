@@ -129,7 +129,10 @@ def no_values(column: str) -> Block:
 
 
 class Reader:
-    """Base of readers of rows in pieces, which processes share unless it is in memory."""
+    """Base of readers of rows in pieces, which processes share unless it is in memory.
+
+    They read columns in `blocks`, but for `LibsvmReader`, which parses rows at once (`batches`).
+    """
 
     paths: Sequence[str]  # files that are read
 

@@ -148,9 +148,7 @@ class Dataset(ChunkedTable):
             chunk, ("source", "label", "weight", "n_entries"), verify=verify
         )
         feature, value = self.read_entries(chunk, verify=verify)
-        return ChunkData(
-            int(self.row_start[chunk]), source, label, weight, starts_of(n_entries), feature, value
-        )
+        return ChunkData(source, label, weight, starts_of(n_entries), feature, value)
 
     def read_in_source_order(self, *columns: str) -> list[np.ndarray]:
         """Read columns of all rows, as `read_rows`, in the order of the source."""

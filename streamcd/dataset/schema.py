@@ -23,7 +23,6 @@ class ChunkData:
     """A chunk of rows, decoded."""
 
     COLUMNS: ClassVar = ("source", "label", "weight", "feature", "value")
-    row0: int  # number of its first row in the dataset
     source: np.ndarray  # (rows,) int64: 0-based number of each row in the source
     label: np.ndarray  # (rows,) float64
     weight: np.ndarray  # (rows,) float64

@@ -357,7 +357,7 @@ class LinearClassifier(ClassifierMixin, LinearModel):
 
     def _name(self, dataset: Dataset, model: Model) -> None:
         super()._name(dataset, model)
-        self.classes_ = np.array(model.label_numbers())
+        self.classes_ = np.array(model.record.labels)
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:
         X, y, weight = self._checked_arrays(X, y, sample_weight)

@@ -133,7 +133,7 @@ def _described(model: Model) -> dict[str, Any]:
         "version": 1,
         **{name: getattr(model, name) for name in fields},
         **model.support(),
-        "classes": None if model.has_targets else model.label_numbers(),
+        "classes": None if model.has_targets else model.record.labels,
         "code": model.code.tolist(),
         "tie_order": model.tie_order.tolist(),
         "intercept": model.intercept.tolist(),

@@ -407,7 +407,7 @@ class Model:
         """Return the predicted labels, as in the source, or targets; shape (rows,)."""
         if self.has_targets:
             return decisions[:, 0]
-        return np.array(self.label_numbers())[self.decoder.predicted_classes(decisions)]
+        return np.array(self.record.labels)[self.decoder.predicted_classes(decisions)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute the classes' probabilities, shape (rows, n_classes); `X` and errors as in `decision_function`.
@@ -444,11 +444,7 @@ class Model:
 
     def label_texts(self) -> list[str]:
         """Format all labels, ascending, as in the source."""
-        return [*map(str, self.label_numbers())]
-
-    def label_numbers(self) -> list[Any]:
-        """Return all labels, ascending, in the source's type: integers, decimal numbers or names."""
-        return self.record.labels
+        return [*map(str, self.record.labels)]
 
     def feature_name(self, feature: int) -> str:
         """Name a 0-based feature."""

@@ -116,7 +116,7 @@ def weights(
     model = load_model(model, C, l1=l1)
     if top < 0:
         raise UsageError(f"expected a number of weights from 0 on, found {top}")
-    labels: list[Any] = [None] if model.has_targets else model.label_numbers()
+    labels: list[Any] = [None] if model.has_targets else model.record.labels
     chosen = [1] if model.is_binary else list(range(len(labels)))
     if label is not None:
         chosen = [_class_index(model, label)]

@@ -24,7 +24,7 @@ def sklearn_estimator(model: Any) -> Any:
     made = _unfitted(model)
     if model.has_targets:
         return _fitted(made, weights[0], intercept if "epsilon" in model.loss else intercept[0])
-    classes = np.array(model.label_numbers())
+    classes = np.array(model.record.labels)
     if classes.size == 2 and not model.is_binary:  # a vector for each: their difference decides
         weights = weights[1:] - weights[:1]
         intercept = intercept[1:] - intercept[:1]

@@ -177,7 +177,7 @@ def output_format(out: Output) -> str:
 
 
 def is_output(path: Path, form: str) -> bool:
-    """Return whether a file is of a format's kind."""
+    """Return whether a file begins as the predictions of a format, which may take its place."""
     if form == ".parquet":
         return has_column(path, "prediction")
     csv_header = rb'([^\n]+,)?"?source"?,"?prediction"?[,\n\r]'

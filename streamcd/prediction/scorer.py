@@ -114,7 +114,7 @@ class Scorer:
         self._source: Source | None = None
         self._workers = options.workers
         self._threads = threads or max(available_cores() // self._workers, 1)
-        self._indices = SourceIndices(0)  # of files, whose entries have the source's
+        self._indices = SourceIndices(0)  # of files: from the source's indices to features
         needs = {"the model": model.nbytes, "decisions": self.block_rows * row_bytes(model)}
         loads: list[Callable[[], object]] = [
             partial(decisions_of, (np.zeros(0, np.int64),) * 4, model.matrix, model.intercept)
@@ -229,7 +229,7 @@ class Scorer:
                 counts = batch.counts
                 rows = batch.rows
                 weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight
-                chunk = ChunkData(0, rows.source_row, rows.label, weight, rows.indptr, rows.index, rows.value)
+                chunk = ChunkData(rows.source_row, rows.label, weight, rows.indptr, rows.index, rows.value)
                 yield from self._score_rows(chunk, threads, batch.kept)
         self.counts.add(counts)
 

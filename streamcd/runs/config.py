@@ -22,7 +22,7 @@ from ..solvers.protocol import SolverOptions
 from ..training import checkpoint
 from ..training.lane_groups import LaneGroups
 from ..training.loop import LoopConfig
-from .options import MAX_FOLDS, ProblemOptions
+from .options import DEFAULT_SLACK, DEFAULT_STRENGTH, MAX_FOLDS, ProblemOptions
 
 _LOSSES_TO_BIAS = 100.0  # least square of a free bias's feature, times C and the rows
 
@@ -151,8 +151,8 @@ def problem_of(
     options: ProblemOptions, dataset: Dataset, *, folds: int = 0, memory: int | None = None
 ) -> Problem:
     """Lay out all lanes of options that are resolved; refused if they do not fit in the budget `memory`."""
-    l1 = (0.0,) if options.penalty == "l2" else options.l1 or (1.0,)
-    l2 = 0.0 if options.penalty == "l1" else options.l2 or 1.0
+    l1 = (0.0,) if options.penalty == "l2" else options.l1 or (DEFAULT_STRENGTH,)
+    l2 = 0.0 if options.penalty == "l1" else options.l2 or DEFAULT_STRENGTH
     parameter = LOSSES[options.loss].parameter
     bias = float(options.bias)
     if options.unpenalized_bias and bias > 0.0 and options.method == "dual":
@@ -175,8 +175,8 @@ def problem_of(
         free_bias=options.unpenalized_bias,
         l1=l1,
         l2=l2,
-        ridge=options.ridge or 1.0,
-        slack=options.slack or "hinge",
+        ridge=options.ridge or DEFAULT_STRENGTH,
+        slack=options.slack or DEFAULT_SLACK,
         parameter=None if parameter is None else getattr(options, parameter.name),
         memory=memory,
     )

@@ -42,6 +42,9 @@ MAX_FOLDS = 100
 NO_BIAS = -1.0
 DEFAULT_LOSS = "squared_hinge"
 DEFAULT_LOSS_OF_TARGETS = "squared_error"
+DEFAULT_COSTS = 0.01, 0.1, 1.0, 10.0  # of a search
+DEFAULT_STRENGTH = 1.0  # of a penalty: l1, l2 and ridge
+DEFAULT_SLACK = "hinge"
 DEFAULT_TOL = 1e-3
 WORKER_TIMEOUT = 300.0  # seconds
 
@@ -158,7 +161,7 @@ def _losses(form: str, *, targets: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemOptions(_LossParameters, Checked):
-    """Options that decide the problem and the order of visits: the ``options`` of ``config.json``.
+    """Options that decide the problem, and its method: the ``options`` of ``config.json``.
 
     They are brought to one form: `C` is a tuple, `class_weight` a word or pairs, `code` a list of rows. Those of a run are
     resolved: loss, bias and method are chosen, and acceleration and omega that are auto are found while it trains.
@@ -245,14 +248,14 @@ class ProblemOptions(_LossParameters, Checked):
     ridge: float | None = option(
         None,
         "r in a twin plane's r/2 ‖w‖^2; with a small r the method dual converges slowly.",
-        default_is="1",
+        default_is=f"{DEFAULT_STRENGTH:g}",
         section=Section.LOSS,
     )
     slack: str | None = option(
         None,
         "Loss of the other classes' rows for a twin plane, max(0, 1 - w·x) or its square.",
         choices=SLACKS,
-        default_is="hinge",
+        default_is=DEFAULT_SLACK,
         section=Section.LOSS,
     )
     penalty: str = option(
@@ -270,12 +273,15 @@ class ProblemOptions(_LossParameters, Checked):
         "passes, with each C, and each gets a model of its own.",
         kind="float or sequence of float",
         metavar="NUMBER,…",
-        default_is="1",
+        default_is=f"{DEFAULT_STRENGTH:g}",
         section=Section.PENALTY,
         is_common=True,
     )
     l2: float | None = option(
-        None, "r of the penalties l2 and elasticnet.", default_is="1", section=Section.PENALTY
+        None,
+        "r of the penalties l2 and elasticnet.",
+        default_is=f"{DEFAULT_STRENGTH:g}",
+        section=Section.PENALTY,
     )
 
     def __post_init__(self) -> None:
@@ -529,7 +535,7 @@ class TuneOptions(TrainOptions):
         "The costs to try, separated by commas; in Python a sequence.",
         kind="sequence of float",
         flags="-C -c --C",
-        default_is="0.01,0.1,1,10; 1 with several values of l1",
+        default_is=f"{','.join(f'{cost:g}' for cost in DEFAULT_COSTS)}; 1 with several values of l1",
     )
     cv: int = option(
         5,
@@ -547,6 +553,7 @@ class TuneOptions(TrainOptions):
         section=Section.CHOICE,
         is_common=True,
     )
+    # options of a training that a search does not have
     start_from: Place = None
     workers: int | None = None
     scheduler: str | None = None
@@ -556,7 +563,8 @@ class TuneOptions(TrainOptions):
 
     def __post_init__(self) -> None:
         if self.C is None:
-            self._set(C=(0.01, 0.1, 1.0, 10.0) if len(set(_numbers(self.l1))) == 1 else 1.0)
+            several = self.l1 is not None and len(set(_numbers(self.l1))) > 1
+            self._set(C=1.0 if several else DEFAULT_COSTS)
         super().__post_init__()
         if not 2 <= self.cv <= MAX_FOLDS:
             raise UsageError(f"cv: expected from 2 to {MAX_FOLDS} folds, found {self.cv}")

@@ -307,7 +307,7 @@ _SHARE = 0.125
 """Share of the memory that they may take."""
 
 _MOST_OPERATIONS = 3e11
-"""Cubes of features, of all lanes, where rows are long: a read's solutions take a minute then, where dual would not end."""
+"""Cubes of features, of all lanes, with which a read's solutions take a minute, where dual would not end."""
 
 _MOST_PRODUCTS = 64
 """Entries of a row, times the lanes of a fold, for which the products of their pairs take little longer than reading."""
@@ -327,13 +327,15 @@ def choose_method(
     1. A run that starts from another is trained by newton if that was, and newton has the loss; else by dual.
     2. `omega`, `acceleration` and `eps` are options of the steps of dual.
     3. A loss that newton does not have is trained by dual.
-    4. On workers newton takes data with few features, with many rows for each.
-    5. Newton takes rows so long that dual would need very many passes.
-    6. Newton takes what it trains in less time by an estimate (`newton_is_faster`), but not in a search.
+    4. On workers newton takes data with few features, many rows for each and short rows; dual takes all else.
+    5. Newton takes data of which dual would need very many passes, as C times the rows' mean square norm is large.
+    6. Newton takes what it trains in less time by an estimate (`newton_is_faster`).
     7. Dual takes the rest.
 
+    In a search dual takes what is read from disk, and the estimate does not count: its many costs share dual's passes.
+
     With l1 and elasticnet newton takes data with few features, and data without a column layout; working-set takes the rest.
-    Where newton does not fit in memory, from 4 on, its data are those of the other method.
+    Where newton does not fit in memory, from 4 on, the other method is taken.
     """
     penalty = problem.penalty
     has_newton = "newton" in methods_for(problem.loss)
@@ -386,7 +388,7 @@ def _why_newton(
     if options.n_workers is not None:
         tall = few and has_few_products and n_rows >= _ROWS_PER_FEATURE * size
         return "few features: it needs the fewest reads, which workers share" if tall else ""
-    long = (
+    ill_conditioned = (
         (has_few_products or lanes_of_fold == 1)
         and n_lanes * size**3 <= _MOST_OPERATIONS
         and C_mean_square >= ACCELERATED_FACTOR * BAD_MEAN_SQUARE
@@ -394,12 +396,11 @@ def _why_newton(
     is_streamed = n_entries * dataset.entry_bytes > int(options.memory) - RUNNING_BYTES
     assert options.tol is not None  # else with `eps`, and by dual
     figures = n_rows, size, n_entries, C_mean_square, options.tol
-    # many costs share the passes of a search
     faster = few and not folds and newton_is_faster(problem.loss, *figures, is_streamed=is_streamed)
-    if is_streamed and (faster or (long and not folds)):
+    if is_streamed and (faster or (ill_conditioned and not folds)):
         return "few features, and rows that are read from disk: it needs the fewest reads"
-    if long and not is_streamed:  # newton's passes alone end where features are badly scaled
-        return "few features, some with means or scales far from 0 and 1, which do not slow it down"
+    if ill_conditioned and not is_streamed:  # newton's passes alone end where features are badly scaled
+        return "C times the rows' squared length is large, which does not slow it down"
     return "few features: it takes less time" if faster else ""
 
 

@@ -20,11 +20,6 @@ where 1 took 7, 1.4 to 2.4 times. See docs/methods.md."""
 BEGIN = 5  # the pass at which the first trial begins; each later one at ten times the pass
 
 
-def young(rho: float) -> float:
-    """Compute ``2 / (1 + √(1 - rho²))``, the best omega of a consistently ordered matrix with Jacobi spectral radius rho."""
-    return 2.0 / (1.0 + float(np.sqrt(1.0 - rho * rho)))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Trials, for each lane
 

@@ -41,7 +41,7 @@ class Array(NamedTuple):
     name: str
     meaning: str
     dtype: type = float
-    initial: Any = 0  # a number, or those along the last axis
+    initial: Any = 0  # a number, or those along the last axis; `Solver.initial` has those that options decide
     axes: tuple[str | int, ...] = ("lanes",)  # sizes: names of `State.sizes`, or numbers
     temporary: bool = False  # made in a read (`State.make`) and dropped at its end
 

@@ -37,7 +37,7 @@ class Plan:
     """
 
     window_entries: Positive
-    window_rows: Count  # features for a column layout
+    window_rows: Count  # items: features for a column layout
     resident: bool  # all chunks stay in memory; does not change the order
     held_entries: Count = 0  # of columns that a solver holds between reads, if the data is not resident
     held_columns: Count = 0
@@ -65,9 +65,7 @@ def make_plan(dataset: Dataset, budget: int, memory: SolverMemory) -> Plan:
     table = layout.open(dataset)
     if RUNNING_BYTES + resident_bytes(table, memory) <= budget:
         return _resident_plan(table, layout)
-    # two windows, one being read and one being visited, and the order of visits
-    each_entry = 2 * table.entry_bytes
-    each_item = 2 * layout.item_bytes + 8 * layout.n_orders
+    each_entry, each_item = window_rates(table, layout, 2)  # one that is read and one that is visited
     entries, items, unit = _largest(table)
     needs = {
         "weights and their copies": memory.weights,
@@ -111,9 +109,14 @@ def resident_bytes(table: ChunkedTable, memory: SolverMemory, size: tuple[int, i
     `size` is that of the data in items and entries, by default all.
     """
     n_items, n_entries = size or (table.n_items, table.n_entries)
-    item_bytes = memory.layout.item_bytes + 8 * memory.layout.n_orders
-    decoded = 1 + n_entries * table.entry_bytes + n_items * item_bytes
+    each_entry, each_item = window_rates(table, memory.layout, 1)
+    decoded = 1 + n_entries * each_entry + n_items * each_item
     return memory.weights + memory.rows + _reading_bytes(table, RESIDENT_READERS) + decoded
+
+
+def window_rates(table: ChunkedTable, layout: RowLayout | ColumnLayout, n_windows: int) -> tuple[int, int]:
+    """Return the bytes of an entry and of an item in windows: in an arena for each, and in one order of visits for all."""
+    return n_windows * table.entry_bytes, n_windows * layout.item_bytes + 8 * layout.n_orders
 
 
 def _resident_plan(table: ChunkedTable, layout: RowLayout | ColumnLayout) -> Plan:

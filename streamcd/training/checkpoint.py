@@ -43,7 +43,7 @@ RUN = Kind(
     "restore it, or train again with --force",
 )
 
-ARRAYS = ("identity", "log_bytes", "log_crc")
+STAMPS = "identity", "log_bytes", "log_crc"
 """Arrays of a checkpoint beside the state and the slots."""
 
 _OWN_KEYS = ("format", "format_version", SEAL, "identity", WRITER)  # of config.json

@@ -190,7 +190,7 @@ class TrainingLoop(ABC):
         with self.directory.open_state(self.state.most_bytes + self.dataset.n_chunks) as arrays:
             if arrays:
                 self.slots.restore(arrays["slots"])
-                self.state.load_arrays(arrays, self.rank, beside=("slots", *checkpoint.ARRAYS))
+                self.state.load_arrays(arrays, self.rank, beside=("slots", *checkpoint.STAMPS))
             else:
                 # until its first checkpoint, resuming a run begins anew
                 self.slots.allocate()
