@@ -5,7 +5,8 @@ Arguments that kernels here share
 columns : Columns                 see `primal`
 order : (k,) int64                offsets of columns; -1 is the bias, a virtual column of ``bias`` in every row
 scores, costs                     `Scores`, `ColumnCosts` of one lane: of its scores and costs alone
-pull, curvature : (n,) float64    minus the slope of the model by each row's score, and its curvature
+rows : (n, 2) float64             `pull`, minus the slope of the model by each row's score, and its `curvature`: beside each
+                                  other, as a line of the cache is fetched for every entry
 
 With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
 """
@@ -28,8 +29,8 @@ from .primal import Columns, row_at, unit_numbers
 
 
 @partial(kernel, nothing=(0.0,) * 4)
-def model_rows(scores, costs, share, pull, curvature):
-    """Set `pull` and `curvature` to those of the quadratic model of the loss at the scores.
+def model_rows(scores, costs, share, rows):
+    """Set `rows` to pull and curvature of the quadratic model of the loss at the scores.
 
     A row whose loss is a line there has the curvature of a parabola above it. That of the logistic loss is its own plus a
     share of what it lacks of such a parabola.
@@ -52,8 +53,8 @@ def model_rows(scores, costs, share, pull, curvature):
         far_below += c * far * (1.0 - above)
         if costs.loss.kind == LOG_LOSS:
             curve += share * (parabola_above(t) - curve) if share > 0.0 else 0.0
-        pull[j] = signed * alpha
-        curvature[j] = c * curve
+        rows[j, 0] = signed * alpha
+        rows[j, 1] = c * curve
     return near_below, near_above, far_below, far_above
 
 
@@ -70,15 +71,16 @@ def change_on_line(scores, moved, length, costs):
 
 
 @kernel
-def sum_columns(order, columns, bias, pull, v):
-    """Compute ``v_p = Σ_i x_ip pull_i`` of the columns in their order."""
+def sum_columns(order, columns, bias, rows, v):
+    """Compute ``v_p = Σ_i x_ip pull_i`` of the columns in their order; `rows` has the pull first, or alone."""
     for p in range(order.size):
-        v[p] = _dot(order[p], columns, bias, pull)
+        v[p] = _dot(order[p], columns, bias, rows)
 
 
 @inlined
-def _dot(c, columns, bias, pull):
+def _dot(c, columns, bias, rows):
     total = 0.0
+    pull = rows[:, 0]
     if c < 0:
         for j in range(pull.size):
             total += pull[j]
@@ -100,8 +102,9 @@ def _dot(c, columns, bias, pull):
 
 
 @kernel
-def sum_squares(order, columns, bias, curvature, squares):
-    """Compute ``Σ_i x_ip² h_i`` of the columns in their order; all h are 1 if `curvature` is empty."""
+def sum_squares(order, columns, bias, rows, squares):
+    """Compute ``Σ_i x_ip² curvature_i`` of the columns in their order; all curvatures are 1 if there are no rows."""
+    curvature = rows[:, 1]
     for p in range(order.size):
         c, total = order[p], 0.0
         if c < 0:
@@ -130,7 +133,7 @@ def add_columns(order, columns, bias, w, score):
 
 
 @partial(kernel, nothing=0.0)
-def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
+def descend(visits, order, columns, bias, squares, penalty, u, rows):
     """Minimise the model plus an elastic net along each column, once; returns the sum of the slopes before each step.
 
     Parameters
@@ -141,21 +144,22 @@ def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
         Curvatures of the model; weights, changed in place.
     penalty : tuple of (float, float, bool)
         l1, l2, and whether the bias is free of both.
-    pull : ndarray of float64
-        Changed in place.
+    rows : ndarray of float64, shape (n, 2)
+        The pull is changed in place.
 
     Notes
     -----
     Cost: a read of each column, and another of those whose weights change. Source: Friedman, Hastie, Tibshirani, J. Stat.
     Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
     """
+    pull, curvature = rows[:, 0], rows[:, 1]
     slopes = 0.0
     for p in visits:
         c = order[p]
         l1, l2, is_free = penalty
         if c < 0 and is_free:
             l1 = l2 = 0.0
-        v = _dot(c, columns, bias, pull)
+        v = _dot(c, columns, bias, rows)
         slopes += abs(elastic_slope(u[p], -v, l1, l2))
         step = elastic_move(v, u[p], squares[p], l1, l2)
         if step == 0.0:
@@ -172,8 +176,9 @@ def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
 
 
 @partial(kernel, nothing=(0.0, 0.0))
-def line_of_model(pull, last, curvature):
+def line_of_model(rows, last):
     """Return slope and curvature of a model along its way from where its pull was `last`, at its end."""
+    pull, curvature = rows[:, 0], rows[:, 1]
     slope = curved = 0.0
     for j in range(pull.size):
         if curvature[j] > 0.0:  # else the pull stays
@@ -184,8 +189,9 @@ def line_of_model(pull, last, curvature):
 
 
 @kernel
-def extrapolate(pull, last, length):
-    """Move by a part of the way from `last`, which becomes the pull before."""
+def extrapolate(rows, last, length):
+    """Move the pull by a part of its way from `last`, which becomes the pull before."""
+    pull = rows[:, 0]
     for j in range(pull.size):
         before = pull[j]
         pull[j] += length * (before - last[j])
