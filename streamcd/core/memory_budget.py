@@ -21,7 +21,7 @@ Commands of every kind on a few rows take 160 to 207 MB (Linux x86-64, numba 0.6
 """
 
 RUNNING_BYTES = 105_000_000
-"""The part of these that a training takes while it reads windows, after `make_room`, and its plan leaves: 85 to 104 MB."""
+"""Bytes that a plan reserves in their place: while windows are read, after `make_room`, a training takes 85 to 104 MB."""
 
 BLOCK_WEIGHTS = 1 << 16
 """Numbers in a temporary array of what is computed, read or written block by block: 0.5 MB."""

@@ -52,8 +52,8 @@ def predict(
         By default an array is returned. A Parquet file with the columns ``source`` (0-based row of the source, as in a
         dataset's table of rows), ``prediction``, of classes ``decision`` (of several ``decision_<label>``) and with `proba`
         ``probability_<label>``, behind the column that identifies rows where the table was converted with `id`; a name
-        ending in ``.csv`` gets CSV with the same columns; one ending in ``.txt``, or a stream, a line with the label for
-        each row.
+        ending in ``.csv`` gets CSV with these columns, decisions only with `decision`; one ending in ``.txt``, or a stream,
+        a line with the label for each row.
     {options}
 
     Returns

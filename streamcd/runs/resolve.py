@@ -327,12 +327,15 @@ def choose_method(
     1. A run that starts from another is trained by newton if that was, and newton has the loss; else by dual.
     2. `omega`, `acceleration` and `eps` are options of the steps of dual.
     3. A loss that newton does not have is trained by dual.
-    4. On workers newton takes data with few features, many rows for each and short rows; dual takes all else.
-    5. Newton takes data of which dual would need very many passes, as C times the rows' mean square norm is large.
-    6. Newton takes what it trains in less time by an estimate (`newton_is_faster`).
+    4. On workers newton takes data with few features (its matrices within `_SHARE` of the memory), many rows for each, and
+       short rows (within `_MOST_PRODUCTS`); dual takes all else.
+    5. Newton takes data of which dual would need very many passes, as the largest C times the rows' mean square norm is
+       large (of centred rows, if they are); with short rows or one lane of a fold, and solutions within `_MOST_OPERATIONS`.
+    6. Newton takes data with few features that it trains in less time by an estimate (`newton_is_faster`), which depends on
+       the tolerance too, and on whether data are read from disk.
     7. Dual takes the rest.
 
-    In a search dual takes what is read from disk, and the estimate does not count: its many costs share dual's passes.
+    In a search dual takes what is read from disk, and the estimate does not count: the values of C share dual's passes.
 
     With l1 and elasticnet newton takes data with few features, and data without a column layout; working-set takes the rest.
     Where newton does not fit in memory, from 4 on, the other method is taken.
@@ -398,7 +401,7 @@ def _why_newton(
     figures = n_rows, size, n_entries, C_mean_square, options.tol
     faster = few and not folds and newton_is_faster(problem.loss, *figures, is_streamed=is_streamed)
     if is_streamed and (faster or (ill_conditioned and not folds)):
-        return "few features, and rows that are read from disk: it needs the fewest reads"
+        return "rows are read from disk: it needs the fewest reads"
     if ill_conditioned and not is_streamed:  # newton's passes alone end where features are badly scaled
         return "C times the rows' squared length is large, which does not slow it down"
     return "few features: it takes less time" if faster else ""

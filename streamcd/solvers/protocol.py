@@ -177,7 +177,7 @@ ARRAYS = (
     ),
     Array("phase", "`protocol.START` and others", int, TRAIN),
     Array("high", "projected gradient above which a row at a bound is left out", initial=np.inf),
-    Array("low", "projected gradient below which one is", initial=-np.inf),
+    Array("low", "projected gradient below which a row at the other bound is", initial=-np.inf),
     Array("restore", "rows left out return in this read", bool),
     Array("dual_sum", "the rows' terms of the dual objective"),
 )

@@ -145,7 +145,7 @@ def describe_plan(plan: Plan, dataset: ChunkedTable, budget: int) -> str:
 
 
 def _largest(table: ChunkedTable) -> tuple[int, int, int]:
-    """Count the entries and the items of the largest chunk, and the entries of the longest unit."""
+    """Count entries and items of the largest chunk, and entries of the longest unit: a chunk of rows, or a feature."""
     sizes = table.entry_start, table.item_start, table.entry_start[table.unit_start]
     entries, items, unit = (int(np.diff(start).max(initial=1)) for start in sizes)
     return entries, items, unit
