@@ -68,7 +68,7 @@ class SlotStore:
         shard = dataset.chunk_part[:n_chunks]
         paths = [folder / f"part-{number:05d}.bin" for number in range(dataset.n_shards)]
         self._paths = [paths[number] for number in shard.tolist()]  # of every chunk
-        self._last = np.searchsorted(shard, np.unique(shard), side="right") - 1  # chunks of the shards
+        self._last = np.flatnonzero(np.diff(shard, append=-1))  # chunks of the shards
         self.slot_bytes = _HEADER_BYTES + np.diff(dataset.row_start)[:n_chunks] * row_bytes
         # chunks are sorted by shard: a chunk's offset is the bytes before the chunk, minus those before its shard
         self._offset = _N_SLOTS * (np.cumsum(self.slot_bytes) - self.slot_bytes)
