@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..dataset.dataset import Dataset
-from ..kernels.loss_table import LOSSES
 from .base import (
     POSITIVE,
     SHARE,
@@ -41,9 +40,9 @@ class LinearRegressor(RegressorMixin, LinearModel):
         free = bool(self.fit_intercept)
         options = {"bias": self._bias(), "unpenalized_bias": free, **self._problem(sum_of_weights(dataset))}
         if self.method == "auto" and "penalty" not in options:
+            smooth = options["loss"] in ("squared_error", "huber", "squared_epsilon_insensitive")
             # newton's matrix has a row for each feature
-            narrow = LOSSES[options["loss"]].smooth and dataset.n_features <= 500
-            options["method"] = "newton" if narrow else "dual"
+            options["method"] = "newton" if smooth and dataset.n_features <= 500 else "dual"
         return options
 
     def _in_memory(self, X: Any, y: Any, sample_weight: Any) -> Dataset:

@@ -208,24 +208,25 @@ class Room(NamedTuple):
     scratch: Scratch
 
 
-def matrix_of(order: np.ndarray, columns: Columns, bias: float, curvature: np.ndarray) -> np.ndarray:
-    """Compute the lower triangle of ``Σ_i h_i x_i x_iᵀ``, x_i being a row's entries in the columns and `bias`, the last."""
+def matrix_of(order: np.ndarray, columns: Columns, bias: float, rows: np.ndarray) -> np.ndarray:
+    """Compute the lower triangle of ``Σ_i h_i x_i x_iᵀ``, h being curvatures, x_i a row in columns and `bias`, the last."""
     size, entries = order.size + 1, BLOCK * order.size
     scratch = Scratch(np.zeros(BLOCK, np.int64), np.zeros(BLOCK), np.zeros((BLOCK, size)))
     ends, cursor = np.zeros(BLOCK + 1, np.int64), columns.indptr[order]
     room = Room(ends, np.zeros(entries, np.int64), np.zeros(entries), cursor, scratch)
     matrix = np.zeros((size, size))
-    add_matrix(order, columns, bias, curvature, room, matrix)
+    add_matrix(order, columns, bias, rows, room, matrix)
     return matrix
 
 
 @kernel
-def add_matrix(order, columns, bias, curvature, room, matrix):
+def add_matrix(order, columns, bias, rows, room, matrix):
     """Add to the matrix of `matrix_of`.
 
     Cost: half the square of the entries of each row whose loss is curved, or of k for dense rows.
     """
     scratch = room.scratch
+    curvature = rows[:, 1]
     for first in range(0, curvature.size, BLOCK):
         stop, n = min(first + BLOCK, curvature.size), 0
         _take_rows(order, columns, first, stop, room)

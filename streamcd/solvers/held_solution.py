@@ -66,7 +66,7 @@ class HeldSolution:
         self._search(none, step, step)
         kernels.change_on_line(self.scores, self._moved, 1.0, self.costs)
         minimise(
-            MatrixModel(kernels.matrix_of(none, *self._columns, self._curvature), np.ones(1)),
+            MatrixModel(kernels.matrix_of(none, *self._columns, self._rows), np.ones(1)),
             np.zeros(1),
             penalty,
         )
@@ -179,7 +179,7 @@ class HeldSolution:
         pull, moved = np.zeros((2, n + 1))  # the bias last
         pull[: v.size] = v
         moved[: v.size] = w
-        matrix = kernels.matrix_of(order[:n], *self._columns, self._curvature)
+        matrix = kernels.matrix_of(order[:n], *self._columns, self._rows)
         minimise(MatrixModel(matrix, pull), moved, self.penalty)
         return moved[: w.size]
 
