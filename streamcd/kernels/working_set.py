@@ -5,8 +5,7 @@ Arguments that kernels here share
 columns : Columns                 see `primal`
 order : (k,) int64                offsets of columns; -1 is the bias, a virtual column of ``bias`` in every row
 scores, costs                     `Scores`, `ColumnCosts` of one lane: of its scores and costs alone
-rows : (n, 2) float64             `pull`, minus the slope of the model by each row's score, and its `curvature`: beside each
-                                  other, as a line of the cache is fetched for every entry
+pull, curvature : (n,) float64    minus the slope of the model by each row's score, and its curvature
 
 With ``v_j = Σ_i x_ij pull_i`` the derivative of the loss by w_j is -v_j.
 """
@@ -29,8 +28,8 @@ from .primal import Columns, row_at, unit_numbers
 
 
 @partial(kernel, nothing=(0.0,) * 4)
-def model_rows(scores, costs, share, rows):
-    """Set `rows` to pull and curvature of the quadratic model of the loss at the scores.
+def model_rows(scores, costs, share, pull, curvature):
+    """Set `pull` and `curvature` to those of the quadratic model of the loss at the scores.
 
     A row whose loss is a line there has the curvature of a parabola above it. That of the logistic loss is its own plus a
     share of what it lacks of such a parabola.
@@ -53,8 +52,8 @@ def model_rows(scores, costs, share, rows):
         far_below += c * far * (1.0 - above)
         if costs.loss.kind == LOG_LOSS:
             curve += share * (parabola_above(t) - curve) if share > 0.0 else 0.0
-        rows[j, 0] = signed * alpha
-        rows[j, 1] = c * curve
+        pull[j] = signed * alpha
+        curvature[j] = c * curve
     return near_below, near_above, far_below, far_above
 
 
@@ -71,16 +70,15 @@ def change_on_line(scores, moved, length, costs):
 
 
 @kernel
-def sum_columns(order, columns, bias, rows, v):
-    """Compute ``v_p = Σ_i x_ip pull_i`` of the columns in their order; `rows` has the pull first, or alone."""
+def sum_columns(order, columns, bias, pull, v):
+    """Compute ``v_p = Σ_i x_ip pull_i`` of the columns in their order."""
     for p in range(order.size):
-        v[p] = _dot(order[p], columns, bias, rows)
+        v[p] = _dot(order[p], columns, bias, pull)
 
 
 @inlined
-def _dot(c, columns, bias, rows):
+def _dot(c, columns, bias, pull):
     total = 0.0
-    pull = rows[:, 0]
     if c < 0:
         for j in range(pull.size):
             total += pull[j]
@@ -102,9 +100,8 @@ def _dot(c, columns, bias, rows):
 
 
 @kernel
-def sum_squares(order, columns, bias, rows, squares):
-    """Compute ``Σ_i x_ip² curvature_i`` of the columns in their order; all curvatures are 1 if there are no rows."""
-    curvature = rows[:, 1]
+def sum_squares(order, columns, bias, curvature, squares):
+    """Compute ``Σ_i x_ip² h_i`` of the columns in their order; all h are 1 if `curvature` is empty."""
     for p in range(order.size):
         c, total = order[p], 0.0
         if c < 0:
@@ -133,7 +130,7 @@ def add_columns(order, columns, bias, w, score):
 
 
 @partial(kernel, nothing=0.0)
-def descend(visits, order, columns, bias, squares, penalty, u, rows):
+def descend(visits, order, columns, bias, squares, penalty, u, pull, curvature):
     """Minimise the model plus an elastic net along each column, once; returns the sum of the slopes before each step.
 
     Parameters
@@ -144,22 +141,21 @@ def descend(visits, order, columns, bias, squares, penalty, u, rows):
         Curvatures of the model; weights, changed in place.
     penalty : tuple of (float, float, bool)
         l1, l2, and whether the bias is free of both.
-    rows : ndarray of float64, shape (n, 2)
-        The pull is changed in place.
+    pull : ndarray of float64
+        Changed in place.
 
     Notes
     -----
     Cost: a read of each column, and another of those whose weights change. Source: Friedman, Hastie, Tibshirani, J. Stat.
     Software 33 (2010); Yuan, Ho, Lin, JMLR 13 (2012).
     """
-    pull, curvature = rows[:, 0], rows[:, 1]
     slopes = 0.0
     for p in visits:
         c = order[p]
         l1, l2, is_free = penalty
         if c < 0 and is_free:
             l1 = l2 = 0.0
-        v = _dot(c, columns, bias, rows)
+        v = _dot(c, columns, bias, pull)
         slopes += abs(elastic_slope(u[p], -v, l1, l2))
         step = elastic_move(v, u[p], squares[p], l1, l2)
         if step == 0.0:
@@ -176,9 +172,8 @@ def descend(visits, order, columns, bias, squares, penalty, u, rows):
 
 
 @partial(kernel, nothing=(0.0, 0.0))
-def line_of_model(rows, last):
+def line_of_model(pull, last, curvature):
     """Return slope and curvature of a model along its way from where its pull was `last`, at its end."""
-    pull, curvature = rows[:, 0], rows[:, 1]
     slope = curved = 0.0
     for j in range(pull.size):
         if curvature[j] > 0.0:  # else the pull stays
@@ -189,9 +184,8 @@ def line_of_model(rows, last):
 
 
 @kernel
-def extrapolate(rows, last, length):
-    """Move the pull by a part of its way from `last`, which becomes the pull before."""
-    pull = rows[:, 0]
+def extrapolate(pull, last, length):
+    """Move by a part of the way from `last`, which becomes the pull before."""
     for j in range(pull.size):
         before = pull[j]
         pull[j] += length * (before - last[j])
@@ -208,25 +202,24 @@ class Room(NamedTuple):
     scratch: Scratch
 
 
-def matrix_of(order: np.ndarray, columns: Columns, bias: float, rows: np.ndarray) -> np.ndarray:
-    """Compute the lower triangle of ``Σ_i h_i x_i x_iᵀ``, h being curvatures, x_i a row in columns and `bias`, the last."""
+def matrix_of(order: np.ndarray, columns: Columns, bias: float, curvature: np.ndarray) -> np.ndarray:
+    """Compute the lower triangle of ``Σ_i h_i x_i x_iᵀ``, x_i being a row's entries in the columns and `bias`, the last."""
     size, entries = order.size + 1, BLOCK * order.size
     scratch = Scratch(np.zeros(BLOCK, np.int64), np.zeros(BLOCK), np.zeros((BLOCK, size)))
     ends, cursor = np.zeros(BLOCK + 1, np.int64), columns.indptr[order]
     room = Room(ends, np.zeros(entries, np.int64), np.zeros(entries), cursor, scratch)
     matrix = np.zeros((size, size))
-    add_matrix(order, columns, bias, rows, room, matrix)
+    add_matrix(order, columns, bias, curvature, room, matrix)
     return matrix
 
 
 @kernel
-def add_matrix(order, columns, bias, rows, room, matrix):
+def add_matrix(order, columns, bias, curvature, room, matrix):
     """Add to the matrix of `matrix_of`.
 
     Cost: half the square of the entries of each row whose loss is curved, or of k for dense rows.
     """
     scratch = room.scratch
-    curvature = rows[:, 1]
     for first in range(0, curvature.size, BLOCK):
         stop, n = min(first + BLOCK, curvature.size), 0
         _take_rows(order, columns, first, stop, room)

@@ -49,10 +49,7 @@ class HeldSolution:
         last = [-1] if bias else []
         self._order = np.append(self.offsets, last).astype(np.int64)
         self._features = np.append(self.columns.feature[self.offsets], last).astype(np.int64)
-        n_rows = self.scores.score.size
-        self._rows = np.empty((n_rows, 2))
-        self._pull, self._curvature = self._rows.T
-        self._moved = np.empty(n_rows)
+        self._pull, self._curvature, self._moved = np.empty((3, self.scores.score.size))
         self._share = 0.0  # of `kernels.model_rows`
         self._shares = np.zeros((2, 2))  # what it returns: `near` and `far`, by the sign of the pull
         self._n_steps = 0
@@ -66,14 +63,15 @@ class HeldSolution:
         self._search(none, step, step)
         kernels.change_on_line(self.scores, self._moved, 1.0, self.costs)
         minimise(
-            MatrixModel(kernels.matrix_of(none, *self._columns, self._rows), np.ones(1)),
+            MatrixModel(kernels.matrix_of(none, *self._columns, self._curvature), np.ones(1)),
             np.zeros(1),
             penalty,
         )
         solve_positive(np.eye(1), np.ones(1))
-        ColumnsModel(none, self._columns, self._rows, (0,)).minimise(step, penalty)
-        kernels.line_of_model(self._rows, self._moved)
-        kernels.extrapolate(self._rows, self._moved, 0.0)
+        rows = self._pull, self._curvature
+        ColumnsModel(none, self._columns, rows, (0,)).minimise(step, penalty)
+        kernels.line_of_model(*rows, self._moved)
+        kernels.extrapolate(*rows, 0.0)
 
     def solve(self, solved: float, wanted: float, most_steps: int) -> None:
         """Solve until the gap of the held columns is `wanted`, or a part of what it was; other weights stay as they are."""
@@ -116,10 +114,11 @@ class HeldSolution:
 
     def _take_rows(self, chosen: np.ndarray) -> np.ndarray:
         """Make the model of the rows at their scores; returns v of some columns."""
+        rows = (self._pull, self._curvature)
         v = np.empty(chosen.size)
-        shares = kernels.model_rows(self.scores, self.costs, self._share, self._rows)
+        shares = kernels.model_rows(self.scores, self.costs, self._share, *rows)
         self._shares = np.reshape(shares, (2, 2))
-        kernels.sum_columns(self._order[chosen], *self._columns, self._rows, v)
+        kernels.sum_columns(self._order[chosen], *self._columns, self._pull, v)
         return v
 
     def _gap(self, chosen: np.ndarray, v: np.ndarray) -> float:
@@ -174,12 +173,13 @@ class HeldSolution:
         key = (*self.key, self._n_steps)
         n = int((order >= 0).sum())
         if n > NARROW:
-            ColumnsModel(order, self._columns, self._rows, key).minimise(w, self.penalty)
+            rows = self._pull, self._curvature
+            ColumnsModel(order, self._columns, rows, key).minimise(w, self.penalty)
             return w
         pull, moved = np.zeros((2, n + 1))  # the bias last
         pull[: v.size] = v
         moved[: v.size] = w
-        matrix = kernels.matrix_of(order[:n], *self._columns, self._rows)
+        matrix = kernels.matrix_of(order[:n], *self._columns, self._curvature)
         minimise(MatrixModel(matrix, pull), moved, self.penalty)
         return moved[: w.size]
 

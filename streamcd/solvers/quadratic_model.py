@@ -93,35 +93,36 @@ class MatrixModel:
 class ColumnsModel:
     """The same by columns in memory, the last of which may be the bias; see `kernels.working_set`.
 
-    The pull of `rows` is changed in place; `key` is that of the random order of sweeps.
+    `pull`, (rows,), is changed in place; `key` is that of the random order of sweeps.
     """
 
     def __init__(
         self,
         order: np.ndarray,
         columns: tuple[Columns, float],
-        rows: np.ndarray,
+        rows: tuple[np.ndarray, np.ndarray],
         key: tuple[int, ...],
     ) -> None:
         self._order, self._columns, self._rows, self._key = order, columns, rows, key
-        self._last = np.empty(len(rows))
+        self._last = np.empty(rows[0].size)
         self._squares = np.empty(order.size)
-        kernels.sum_squares(order, *columns, rows, self._squares)
+        kernels.sum_squares(order, *columns, rows[1], self._squares)
 
     def minimise(self, u: np.ndarray, penalty: Penalty) -> None:
         """Lower the model plus the penalty, u being the weights: a sweep over all, then some over those that are not 0."""
+        pull, curvature = self._rows
         visits = np.arange(u.size)
         last = np.empty(0)
         goal = 0.0
         for n in range(_MOST_SWEEPS):
             shuffle(visits, random_key(*self._key, n), 1)
             model = self._order, *self._columns, self._squares, penalty
-            slopes = float(kernels.descend(visits, *model, u, self._rows))
+            slopes = float(kernels.descend(visits, *model, u, pull, curvature))
             swept = u.copy()
             if n == 0:
                 goal = _SOLVED * slopes
                 visits = np.flatnonzero((u != 0.0) | (self._order < 0))
-                self._last[:] = self._rows[:, 0]
+                self._last[:] = pull
             elif slopes <= goal:
                 return
             else:
@@ -130,7 +131,8 @@ class ColumnsModel:
 
     def _extrapolate(self, some: np.ndarray, u: np.ndarray, last: np.ndarray, penalty: Penalty) -> None:
         """Go on along the step of some weights from `last`, the end of the sweep before, to where the model is least."""
-        slope, curvature = kernels.line_of_model(self._rows, self._last)
+        rows = self._rows[0], self._last
+        slope, curvature = kernels.line_of_model(*rows, self._rows[1])
         own = u[some]
         step = own - last[some]
         counted = (self._order[some] >= 0) | (not penalty.free_bias)
@@ -142,7 +144,7 @@ class ColumnsModel:
         length, stopping = 0.0, -1
         if slope > 0.0 and curvature > 0.0:
             length, stopping = _length(own, step, slope, curvature, kinks)
-        kernels.extrapolate(self._rows, self._last, length)
+        kernels.extrapolate(*rows, length)
         u[some] = own + length * step
         if stopping >= 0:
             u[some[stopping]] = 0.0

@@ -179,11 +179,11 @@ class WorkingSetSolver(Solver):
         v = np.empty((lanes.size, offsets.size))
         unknown = offsets[np.isnan(read.norm[features])]
         squares = np.empty(unknown.size)
-        calls = [partial(kernels.sum_squares, unknown, columns, 0.0, np.empty((0, 2)), squares)]
+        calls = [partial(kernels.sum_squares, unknown, columns, 0.0, v[0, :0], squares)]
         parts = max(1, min(4 * self.threads.count, offsets.size))
         for n, lane in enumerate(lanes):
             for some, out in zip(np.array_split(offsets, parts), np.array_split(v[n], parts), strict=True):
-                calls.append(partial(kernels.sum_columns, some, columns, 0.0, read.pull[lane, :, None], out))
+                calls.append(partial(kernels.sum_columns, some, columns, 0.0, read.pull[lane], out))
         for lane in lanes:
             in_support = np.flatnonzero(state.w[features, lane])
             weights = state.w[features[in_support], lane], read.fresh[lane]
@@ -215,10 +215,10 @@ class WorkingSetSolver(Solver):
         for size in window.sweep():
             columns = columns_of(arena)._replace(indptr=np.array([0, size]))
             for n, lane in enumerate(lanes):
-                kernels.sum_columns(first, columns, 0.0, read.pull[lane, :, None], part)
+                kernels.sum_columns(first, columns, 0.0, read.pull[lane], part)
                 sums[n] += part[0]
                 kernels.add_columns(first, columns, 0.0, state.w[feature, lane], read.fresh[lane])
-            kernels.sum_squares(first, columns, 0.0, np.empty((0, 2)), part)
+            kernels.sum_squares(first, columns, 0.0, sums[:0], part)
             sums[-1] += part[0]
             n_entries += size
         read.v[lanes, feature] = sums[:-1]
