@@ -137,6 +137,7 @@ def test_what_is_written_is_read(tmp_path: Path, name: str, index_dtype: type, v
     assert (dataset.n_rows, dataset.n_features, dataset.n_entries) == (*x.shape, x.nnz)
     assert dataset.n_chunks == 4
     pieces = [dataset.read(chunk) for chunk in range(4)]
+    assert [piece.label.size for piece in pieces] == np.diff(dataset.row_start).tolist()
     np.testing.assert_array_equal(np.concatenate([piece.label for piece in pieces]), y)
     np.testing.assert_array_equal(np.concatenate([piece.source for piece in pieces]), source)
     np.testing.assert_array_equal(

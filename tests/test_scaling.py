@@ -399,7 +399,7 @@ def test_a_search_over_unscaled_columns_takes_the_method_that_training_takes(tmp
     assert found.converged
     assert found.folds["converged"]
     assert found.scores["1"]["mean"] > 0.99
-    assert any(line.startswith("method newton:") for line in heard.messages)
+    assert any(line.startswith("method newton: C times the rows' squared length") for line in heard.messages)
     short = streamcd.convert((x, y), tmp_path / "short")
     heard = Heard()
     assert streamcd.tune(short, tmp_path / "other", C=[0.1, 1.0], cv=3, listener=heard).converged
