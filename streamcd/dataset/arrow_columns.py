@@ -13,7 +13,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -393,7 +393,7 @@ def has_column(path: Path, name: str) -> bool:
 
 def read_groups(
     path: Location, columns: Sequence[str] | None = None, *, first: tuple[str, int] | None = None
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Generator[dict[str, np.ndarray], None, None]:
     """Read columns of numbers (by default all columns) of a file; otherwise as `read_tables`."""
     for table in read_tables(path, columns, first=first):
         yield {name: column_values(table.column(name)) for name in table.column_names}

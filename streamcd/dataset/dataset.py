@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +17,7 @@ from ..core.errors import DatasetError, UsageError, counted, escaped, first_of
 from ..core.files import describe_other_kind, read_metadata
 from ..core.memory_budget import available_memory, format_size, parse_size, require
 from ..core.options import Listener, with_known_keywords
+from ..core.parallel import ahead
 from ..core.setting import random_key
 from ..core.storage import Location, is_url, local_path, location
 from .arrow_columns import read_groups, reading
@@ -281,8 +282,8 @@ class Dataset(ChunkedTable):
         return open_columns(self)
 
     def read_features(
-        self, columns: Sequence[str] | None = None, *, start: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
+        self, columns: Sequence[str] = (), *, start: int = 0
+    ) -> Generator[dict[str, np.ndarray], None, None]:
         """Read columns of ``features.parquet``, statistics of the features that occur, ascending.
 
         By default all numeric columns; block by block, beginning with the one in which the feature `start` is.
@@ -299,17 +300,16 @@ class Dataset(ChunkedTable):
         """Read the number of entries of every feature, uint16; larger ones are `MOST_COUNTED`."""
         counts = np.zeros(self.n_features, np.uint16)
         with reading(self.file("features.parquet")):  # a feature beyond the width is damage too
-            for piece in self.read_features(("feature", "n_entries")):
-                counts[piece["feature"]] = np.minimum(piece["n_entries"], MOST_COUNTED)
+            for piece in ahead(self.read_features(("feature", "n_entries")), 1):
+                counts[piece["feature"]] = np.minimum(piece["n_entries"], MOST_COUNTED).astype(np.uint16)
         return counts
 
     @cached_property
     def centre(self) -> Centre | None:
         """Shifts of features and targets in a training whose bias is not penalised; None where there are none."""
-        described = self.n_rows, self.n_features
+        shape = self.n_rows, self.n_features
         figures = self.read_features(STATISTICS)
-        norms = self.mean_square
-        return find_centre(figures, described, self.value_dtype, self.targets, norms)
+        return find_centre(figures, shape, self.value_dtype, self.targets, self.mean_square)
 
     def read_scaling(self) -> Scaling:
         """Read the transformation of the source's values with its divisors: 8 bytes per feature."""
@@ -326,17 +326,20 @@ class Dataset(ChunkedTable):
     def read_deviations(self) -> np.ndarray:
         """Compute the standard deviations of the features' values as they are stored, over all rows: 8 bytes per feature.
 
-        It is at most h, half the distance of a feature's ends, and taken as h / √3, that of values spread evenly, where mean
-        square and mean² are so large that their difference is rounding.
+        Where mean square and mean² are so large that their difference is rounding, it is taken as h / √3, that of values
+        spread evenly, with h half the distance of the feature's ends.
         """
         deviations = np.zeros(self.n_features)
         with reading(self.file("features.parquet")), np.errstate(all="ignore"):
-            for piece in self.read_features(STATISTICS):
-                half = piece["max"] / 2 - piece["min"] / 2
+            for piece in ahead(self.read_features(("feature", "mean", "mean_square")), 1):
                 variance = piece["mean_square"] - piece["mean"] ** 2
-                is_known = variance > 1e-10 * piece["mean_square"]  # to which sums are exact to 1 %
-                estimate = np.where(is_known, np.sqrt(variance), half / np.sqrt(3))
-                deviations[piece["feature"]] = np.minimum(estimate, half)
+                exact = variance > 1e-10 * piece["mean_square"]  # to 1 %
+                deviations[piece["feature"]] = np.sqrt(np.where(exact, variance, np.nan))
+            if np.isnan(deviations).any():
+                for piece in self.read_features(("feature", "min", "max")):
+                    half = piece["max"] / 2 - piece["min"] / 2
+                    known = deviations[piece["feature"]]
+                    deviations[piece["feature"]] = np.where(np.isnan(known), half / np.sqrt(3), known)
         return deviations
 
     def use_folds(self, folds: np.ndarray | None) -> None:

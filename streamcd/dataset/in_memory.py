@@ -6,7 +6,7 @@ not hold all rows mixes rows from many places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,8 @@ class InMemoryDataset(_Arrays, Dataset):
         return self._columns
 
     def read_features(
-        self, columns: Sequence[str] | None = None, *, start: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
+        self, columns: Sequence[str] = (), *, start: int = 0
+    ) -> Generator[dict[str, np.ndarray], None, None]:
         """Compute ``n_entries`` and ``mean_square`` of the features that occur.
 
         Where they are asked for, ``mean``, and ``min`` and ``max`` of the features in every row; of others these are nan.
@@ -113,9 +113,9 @@ class InMemoryDataset(_Arrays, Dataset):
         n_rows = max(self.n_rows, 1)
         squares = np.bincount(feature, np.square(value, dtype=np.float64), self.n_features)
         figures = {"n_entries": count, "mean_square": squares / n_rows}
-        if columns is not None and "mean" in columns:
+        if "mean" in columns:
             figures["mean"] = np.bincount(feature, value, self.n_features) / n_rows
-        if columns is not None and "min" in columns:
+        if "min" in columns:
             for name, end, keep in (("min", np.inf, np.minimum), ("max", -np.inf, np.maximum)):
                 ends = np.full(self.n_features, end, value.dtype)
                 keep.at(ends, feature, value)

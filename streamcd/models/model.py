@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ..core.errors import ModelError
 from ..core.files import Count, Kind, Structure, metadata_text, read_metadata, replacing
+from ..core.parallel import Threads
 from ..core.setting import default_code
 from ..core.storage import local_path
 from ..dataset.arrow_columns import file_checksum
@@ -538,25 +539,28 @@ class Model:
         }
         contents = {name: content for name, content in contents.items() if content is not None}
         directory = local_path(path, "a model")
-        with replacing(*(directory / name for name in [*contents, "model.json"])) as (*files, description):
-            for (name, content), file_path in zip(contents.items(), files, strict=True):
-                if name == CATEGORIES_FILE:
-                    content.save(file_path)
-                    continue
-                with open(file_path, "wb") as file:
-                    if name == SPARSE_FILE:
-                        import scipy.sparse as sp
 
-                        sp.save_npz(file, content.tocsc(), compressed=False)
-                        continue
+        def write(name: str, content: Any, path: Path) -> str:
+            with open(path, "wb") as file:
+                if name == CATEGORIES_FILE:
+                    content.save(path)
+                elif name == SPARSE_FILE:
+                    import scipy.sparse as sp
+
+                    sp.save_npz(file, content.tocsc(), compressed=False)
+                else:
                     header = {"descr": content.dtype.str, "fortran_order": False, "shape": content.shape}
                     np.lib.format.write_array_header_1_0(file, header)
                     for block in rows if rows is not None and name == "weights.npy" else [content]:
                         np.ascontiguousarray(block, content.dtype).tofile(file)
+            return file_checksum(path)
+
+        with replacing(*(directory / name for name in [*contents, "model.json"])) as (*files, description):
+            calls = [partial(write, *item, file) for item, file in zip(contents.items(), files, strict=True)]
             record = self.record.but(
                 scaling=ScalingRecord(**self.scaling.to_json()) if self.scaling.changes_values else None,
                 encoding=encoding and encoding.but(categories=None),
-                checksums=dict(zip(contents, map(file_checksum, files), strict=True)),
+                checksums=dict(zip(contents, Threads(2).in_order(calls), strict=True)),
             )
             description.write_bytes(metadata_text(MODEL, record.record(), allow_nan=False))
         # files of the model that was here before

@@ -113,7 +113,8 @@ class RowSolver(Solver):
 
     def load_kernels(self, dataset: Dataset, state: State) -> None:
         """Load the kernels, before windows are allocated, by all that a lane does, with one feature and without rows."""
-        self.layout.decoder(dataset, 0, 0)
+        # a thread makes the rank meanwhile
+        replace(self.layout, ranked=False).decoder(dataset, 0, 0)
         small = copy.copy(self)
         small.problem = replace(self.problem, n_features=1)
         window = empty_window(self.layout.new_arena(dataset, 2, 0))

@@ -6,6 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -120,11 +121,14 @@ class TrainingLoop(ABC):
         self.until = session.until
         self.started = time.monotonic()  # less the seconds of earlier sessions
         self.kernel_seconds = 0.0
-        layout = self.solver.layout
-        self.rank = self.dataset.feature_rank if layout.ranked else SOURCE_ORDER
         self.state = self.solver.new_state(self.arrays)
         self.bytes_before = 0
-        self.slots = directory.open_slots(self.dataset, layout.state_bytes)
+        self.slots = directory.open_slots(self.dataset, solver.layout.state_bytes)
+
+    @property
+    def rank(self) -> np.ndarray:
+        """Places of the features in the arrays of the state, made when first asked for."""
+        return self.dataset.feature_rank if self.solver.layout.ranked else SOURCE_ORDER
 
     @np.errstate(all="ignore")  # numbers that are not finite are told after every read
     def run(self) -> Outcome:
@@ -302,10 +306,12 @@ class Loop(TrainingLoop):
                 np.zeros(self.problem.n_lanes), none.astype(np.int64), none, none, 0.0
             )
 
-        # a second training in a process has use for freed memory: to get it from the system anew takes milliseconds
-        if load_together(load):
-            return_heap()
-        self.kernel_seconds = time.monotonic() - started
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: self.rank)  # beside the kernels, and before windows take memory
+            # a second training in a process has use for freed memory: to get it from the system anew takes milliseconds
+            if load_together(load):
+                return_heap()
+            self.kernel_seconds = time.monotonic() - started
         n_bytes = (
             self.dataset.n_rows * layout.state_bytes + self.solver.memory.weights + self.solver.memory.rows
         )
