@@ -300,8 +300,8 @@ class Dataset(ChunkedTable):
         """Read the number of entries of every feature, uint16; larger ones are `MOST_COUNTED`."""
         counts = np.zeros(self.n_features, np.uint16)
         with reading(self.file("features.parquet")):  # a feature beyond the width is damage too
-            for piece in ahead(self.read_features(("feature", "n_entries")), 1):
-                counts[piece["feature"]] = np.minimum(piece["n_entries"], MOST_COUNTED).astype(np.uint16)
+            for piece in self.read_features(("feature", "n_entries")):
+                counts[piece["feature"]] = np.minimum(piece["n_entries"], MOST_COUNTED)
         return counts
 
     @cached_property

@@ -31,16 +31,16 @@ def save_models(
 
     Those on disk may be of this state already, and after a kill between the last checkpoint and its models of an older one.
     """
-    certificates = _certificates(run, result)
+    records = _records(directory, run, result)
     paths = {}
-    for lanes in certificates:
+    for lanes in records:
         lane = run.problem.lanes[lanes.start]
-        paths[lanes] = model_path if len(certificates) == 1 else model_path / Setting(lane.C, lane.l1).name
-    if all(stored_certificate(paths[lanes]) == certificate for lanes, certificate in certificates.items()):
+        paths[lanes] = model_path if len(records) == 1 else model_path / Setting(lane.C, lane.l1).name
+    if all(stored_certificate(paths[lanes]) == record.certificate for lanes, record in records.items()):
         return False
     encoding = encoding_of(run.dataset, held=False)
     deviations = run.dataset.read_deviations()
-    for lanes, certificate in certificates.items():
+    for lanes, record in records.items():
         shape = run.problem.n_features, len(lanes) * run.problem.lane_vectors
         read_rows = partial(_weight_rows, directory, run, lanes)
         weights = sparse_weights(read_rows, shape)
@@ -48,7 +48,7 @@ def save_models(
         if weights is None:  # the rows are written from the state, and those of the model never read
             weights = np.zeros(shape)
             rows = read_rows()
-        model = _make_model(directory, run, lanes, certificate, weights, encoding)
+        model = _make_model(run, record, weights, encoding)
         model.deviations = deviations
         model.save(paths[lanes], rows)
     return True
@@ -58,72 +58,72 @@ def make_models(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) 
     """Make the models of every C and λ, in memory."""
     models = []
     encoding = encoding_of(run.dataset)
-    for lanes, certificate in _certificates(run, result).items():
+    for lanes, record in _records(directory, run, result).items():
         weights = np.concatenate(list(_weight_rows(directory, run, lanes)))
-        models.append(_make_model(directory, run, lanes, certificate, weights, encoding))
+        models.append(_make_model(run, record, weights, encoding))
     return models
 
 
-def _certificates(run: ResolvedRun, result: Result) -> dict[range, dict[str, Any]]:
-    """Sum up the certificates of the lanes of each model."""
-    certificates = {}
-    n_lanes = run.problem.block_lanes
-    for first in range(0, run.problem.n_lanes, n_lanes):
-        of_model = result.lanes[first : first + n_lanes]
-        certificates[range(first, first + n_lanes)] = {
-            "primal_objective": sum(lane["primal_objective"] for lane in of_model),
-            "dual_objective": sum(lane["dual_objective"] for lane in of_model),
-            "gap": max(lane["gap"] for lane in of_model),
-            "converged": all(lane["converged"] for lane in of_model),
-            "passes": [lane["passes"] for lane in of_model],
-        }
-    return certificates
+def _records(directory: checkpoint.AnyRun, run: ResolvedRun, result: Result) -> dict[range, ModelFile]:
+    """Describe the models, by their lanes; their certificates sum up those of the lanes."""
+    problem = run.problem
+    dataset = run.dataset
+    bias = float(run.config.options.bias)
+    n_lanes = problem.block_lanes
+    bias_weights = next(_weight_rows(directory, run, range(problem.n_lanes), last=True))
+    intercepts = (bias_weights * problem.bias).reshape(-1, n_lanes * problem.lane_vectors)
+    made_by = versions()
+    records = {}
+    for model, intercept in enumerate(intercepts.tolist()):
+        lanes = range(model * n_lanes, (model + 1) * n_lanes)
+        lane = problem.lanes[lanes.start]
+        of_model = result.lanes[lanes.start : lanes.stop]
+        factors = zip(problem.classes.tolist(), problem.class_factors(lanes).tolist(), strict=False)
+        records[lanes] = ModelFile(
+            loss=problem.loss,
+            C=lane.C,
+            n_features=problem.n_features,
+            intercept=intercept,
+            classes=problem.classes.tolist(),
+            code=stored_code(problem.loss, problem.code),
+            method=run.config.options.method,
+            bias=bias if bias >= 0 else NO_BIAS,
+            free_bias=problem.free_bias,
+            l1=lane.l1,
+            l2=problem.l2 * problem.strength,
+            index_base=1 if dataset.index_base else 0,
+            label_kind=dataset.label_kind,
+            class_names=dataset.class_names,
+            class_weight={label: factor for label, factor in factors if factor != 1.0},
+            ridge=problem.ridge,
+            slack=problem.slack,
+            parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
+            fingerprint=dataset.fingerprint,
+            versions=made_by,
+            certificate={
+                "primal_objective": sum(lane["primal_objective"] for lane in of_model),
+                "dual_objective": sum(lane["dual_objective"] for lane in of_model),
+                "gap": max(lane["gap"] for lane in of_model),
+                "converged": all(lane["converged"] for lane in of_model),
+                "passes": [lane["passes"] for lane in of_model],
+            },
+        )
+    return records
 
 
 def _make_model(
-    directory: checkpoint.AnyRun,
     run: ResolvedRun,
-    lanes: range,
-    certificate: dict[str, Any],
+    record: ModelFile,
     weights: Any,  # an array, or SciPy's CSR
     encoding: Encoding | None,
 ) -> Model:
-    """Make the model of some lanes from the rows of their w: those of the features, and the last one, the bias's."""
-    problem = run.problem
-    dataset = run.dataset
-    lane = problem.lanes[lanes.start]
-    factors = zip(problem.classes.tolist(), problem.class_factors(lanes).tolist(), strict=False)
-    bias = float(run.config.options.bias)
-    bias_weight = next(_weight_rows(directory, run, lanes, last=True))[0]
-    record = ModelFile(
-        loss=problem.loss,
-        C=lane.C,
-        n_features=problem.n_features,
-        intercept=(bias_weight * problem.bias).tolist(),
-        classes=problem.classes.tolist(),
-        code=stored_code(problem.loss, problem.code),
-        method=run.config.options.method,
-        bias=bias if bias >= 0 else NO_BIAS,
-        free_bias=problem.free_bias,
-        l1=lane.l1,
-        l2=problem.l2 * problem.strength,
-        index_base=1 if dataset.index_base else 0,
-        label_kind=dataset.label_kind,
-        class_names=dataset.class_names,
-        class_weight={label: factor for label, factor in factors if factor != 1.0},
-        ridge=problem.ridge,
-        slack=problem.slack,
-        parameter=problem.parameter if LOSSES[problem.loss].parameter else None,
-        fingerprint=dataset.fingerprint,
-        versions=versions(),
-        certificate=certificate,
-    )
+    """Make a model from the rows of features of its lanes' w."""
     return Model(
         record,
         weights,
-        scaling=dataset.read_scaling(),
+        scaling=run.dataset.read_scaling(),
         encoding=encoding,
-        indices=indices_of(dataset).kept,
+        indices=indices_of(run.dataset).kept,
     )
 
 
