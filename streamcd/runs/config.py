@@ -6,6 +6,7 @@ import math
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +82,7 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path / 'config.json'}: damaged ({error}); {checkpoint.RUN.remedy}")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return versions and processor, on which the last digits depend."""
     from llvmlite.binding import get_host_cpu_name
