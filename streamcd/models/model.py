@@ -541,18 +541,19 @@ class Model:
         directory = local_path(path, "a model")
 
         def write(name: str, content: Any, path: Path) -> str:
-            with open(path, "wb") as file:
-                if name == CATEGORIES_FILE:
-                    content.save(path)
-                elif name == SPARSE_FILE:
-                    import scipy.sparse as sp
+            if name == CATEGORIES_FILE:
+                content.save(path)
+            else:
+                with open(path, "wb") as file:
+                    if name == SPARSE_FILE:
+                        import scipy.sparse as sp
 
-                    sp.save_npz(file, content.tocsc(), compressed=False)
-                else:
-                    header = {"descr": content.dtype.str, "fortran_order": False, "shape": content.shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for block in rows if rows is not None and name == "weights.npy" else [content]:
-                        np.ascontiguousarray(block, content.dtype).tofile(file)
+                        sp.save_npz(file, content.tocsc(), compressed=False)
+                    else:
+                        header = {"descr": content.dtype.str, "fortran_order": False, "shape": content.shape}
+                        np.lib.format.write_array_header_1_0(file, header)
+                        for block in rows if rows is not None and name == "weights.npy" else [content]:
+                            np.ascontiguousarray(block, content.dtype).tofile(file)
             return file_checksum(path)
 
         with replacing(*(directory / name for name in [*contents, "model.json"])) as (*files, description):
