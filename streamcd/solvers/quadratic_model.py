@@ -111,30 +111,33 @@ class ColumnsModel:
     def minimise(self, u: np.ndarray, penalty: Penalty) -> None:
         """Lower the model plus the penalty, u being the weights: a sweep over all, then some over those that are not 0."""
         pull, curvature = self._rows
-        visits = np.arange(u.size)
-        last = np.empty(0)
+        visits = support = np.arange(u.size)
+        last = u
         goal = 0.0
         for n in range(_MOST_SWEEPS):
             shuffle(visits, random_key(*self._key, n), 1)
             model = self._order, *self._columns, self._squares, penalty
             slopes = float(kernels.descend(visits, *model, u, pull, curvature))
-            swept = u.copy()
             if n == 0:
                 goal = _SOLVED * slopes
-                visits = np.flatnonzero((u != 0.0) | (self._order < 0))
+                support = np.flatnonzero((u != 0.0) | (self._order < 0))
+                visits = support.copy()
+                last = u[support]
                 self._last[:] = pull
             elif slopes <= goal:
                 return
             else:
-                self._extrapolate(visits, u, last, penalty)
-            last = swept
+                last = self._extrapolate(support, u, last, penalty)
 
-    def _extrapolate(self, some: np.ndarray, u: np.ndarray, last: np.ndarray, penalty: Penalty) -> None:
-        """Go on along the step of some weights from `last`, the end of the sweep before, to where the model is least."""
+    def _extrapolate(self, some: np.ndarray, u: np.ndarray, last: np.ndarray, penalty: Penalty) -> np.ndarray:
+        """Go on along the step of some weights from `last`, the end of the sweep before, to where the model is least.
+
+        Returns them as they were.
+        """
         rows = self._rows[0], self._last
         slope, curvature = kernels.line_of_model(*rows, self._rows[1])
         own = u[some]
-        step = own - last[some]
+        step = own - last
         counted = (self._order[some] >= 0) | (not penalty.free_bias)
         kinks = penalty.l1 * counted
         ridge = penalty.l2 * counted
@@ -148,6 +151,7 @@ class ColumnsModel:
         u[some] = own + length * step
         if stopping >= 0:
             u[some[stopping]] = 0.0
+        return own
 
 
 def minimise(model: MatrixModel, u: np.ndarray, penalty: Penalty) -> None:

@@ -55,7 +55,7 @@ from .protocol import (
 )
 from .quadratic_model import Penalty, slope_norms
 
-_SOLVED = 0.1
+_SOLVED = 0.05
 _RESIDENT_SOLVED = 3e-4
 """Parts of the gap of held columns, to which they are solved, where others may be needed and where all are held: there a
 further read would find what a solution knows."""
@@ -120,11 +120,11 @@ class WorkingSetSolver(Solver):
         matrices = 24 * (narrow + newton_kernels.BLOCK) * narrow * together
         row_bytes = 32 * problem.n_lanes + 32 * together + 2 * constant_bytes(problem, dataset)
         return SolverMemory(
-            ColumnLayout(item_bytes=64 + 128 * together, centred=problem.free_bias),
+            ColumnLayout(item_bytes=64 + 112 * together, centred=problem.free_bias),
             size * (24 * problem.n_lanes + 8) + matrices + signed_costs_bytes(problem),
             dataset.n_rows * row_bytes,
             advice="give a larger --memory: this method keeps numbers of every row in memory",
-            held_bytes=72 + 120 * together,
+            held_bytes=72 + 104 * together,
         )
 
     @cached_property
