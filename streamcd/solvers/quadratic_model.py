@@ -93,7 +93,7 @@ class MatrixModel:
 class ColumnsModel:
     """The same by columns in memory, the last of which may be the bias; see `kernels.working_set`.
 
-    `pull`, (rows,), is changed in place; `key` is that of the random order of sweeps.
+    `rows` are `pull`, which is changed in place, and `curvature`; `key` is that of the random order of sweeps.
     """
 
     def __init__(
